@@ -1,0 +1,1 @@
+/* placeholder while the header is written */

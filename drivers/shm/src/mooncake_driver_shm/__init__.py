@@ -1,0 +1,1 @@
+"""Moves bytes between Mooncake engines on one host through shared memory."""

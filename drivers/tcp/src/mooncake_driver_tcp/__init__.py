@@ -1,0 +1,1 @@
+"""Moves bytes between Mooncake engines over TCP."""

@@ -1,0 +1,1 @@
+"""Serves Hugging Face causal language models with prefill and decode apart."""

@@ -1,0 +1,1 @@
+"""KV-cache-aware scheduler and OpenAI-compatible gateway for disaggregated prefill and decode."""

@@ -1,0 +1,1 @@
+"""Expert-parallel dispatch and combine for mixture-of-experts models."""

@@ -1,0 +1,1 @@
+"""Distributed KV-cache object store on top of mooncake-transfer."""

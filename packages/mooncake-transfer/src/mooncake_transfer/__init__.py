@@ -1,0 +1,1 @@
+"""Moves batches of bytes between registered memory over any fabric."""
