@@ -1,0 +1,100 @@
+"""Exceptions of mooncake_transfer.
+
+::
+
+    TransferError
+    ├─ ConfigError
+    ├─ PeerError     ─ PeerUnreachable · PeerRestarted · RemoteError
+    ├─ RegionError   ─ RegionUnknown · RegionRefused · RegionBusy · RegionClosed
+    ├─ DriverError   ─ DriverUnavailable · NoRoute
+    ├─ MemoryUnavailable
+    ├─ TransferTimeout
+    ├─ TransferCancelled
+    └─ EngineClosed
+
+Every message says what failed, on what, why, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class TransferError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(TransferError, ValueError):
+    """An option or argument has a value that cannot work; nothing was started."""
+
+
+class PeerError(TransferError):
+    """Something about the other side."""
+
+
+class PeerUnreachable(PeerError):
+    """The peer did not answer in time or went away. Reads and writes of the same bytes are safe to retry."""
+
+
+class PeerRestarted(PeerError):
+    """Another process answers where the peer was. What was learnt from the old one is void; fetch it anew."""
+
+
+class RemoteError(PeerError):
+    """The peer's handler raised. Whether a retry is safe is the method's own promise.
+
+    Attributes:
+        kind: class name of the exception on the other side, for example ``"KeyError"``.
+        message: its text.
+    """
+
+    def __init__(self, kind: str, message: str, where: str = "") -> None:
+        self.kind = kind
+        self.message = message
+        super().__init__(f"{where + ': ' if where else ''}{kind}: {message}")
+
+
+class RegionError(TransferError):
+    """Something about registered memory."""
+
+
+class RegionUnknown(RegionError):
+    """The peer has no such region (any more)."""
+
+
+class RegionRefused(RegionError):
+    """The target refused: wrong access key, revoked region, or a range outside it. A retry fails the same way."""
+
+
+class RegionBusy(RegionError):
+    """The region is still used by transfers and the deadline for giving it back has passed. It stays revoked."""
+
+
+class RegionClosed(RegionError):
+    """The region was closed on this side."""
+
+
+class DriverError(TransferError):
+    """Something about a driver."""
+
+
+class DriverUnavailable(DriverError):
+    """A driver that was asked for cannot be used here; the message has its reason and remedy."""
+
+
+class NoRoute(DriverError):
+    """No driver reaches the peer for this pair of regions; the message lists what each one said."""
+
+
+class MemoryUnavailable(TransferError, MemoryError):
+    """The memory asked for is not to be had on this machine. Nothing was allocated."""
+
+
+class TransferTimeout(TransferError, TimeoutError):
+    """The deadline passed. The transfer was cancelled; bytes may have been moved in part."""
+
+
+class TransferCancelled(TransferError):
+    """The transfer was cancelled; bytes may have been moved in part."""
+
+
+class EngineClosed(TransferError):
+    """The engine has been closed."""

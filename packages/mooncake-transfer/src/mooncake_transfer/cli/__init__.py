@@ -1,0 +1,34 @@
+"""The ``mooncake`` program. Its commands come from the installed packages, through the ``mooncake_cli`` hook."""
+
+from __future__ import annotations
+
+import typer
+
+from mooncake_transfer.cli.doctor import doctor
+from mooncake_transfer.plugins import CLI_GROUP, load_plugins
+
+__all__ = ["build_app", "main"]
+
+
+def build_app() -> typer.Typer:
+    """Assemble the program from every installed package's commands; a broken package only loses its own."""
+    app = typer.Typer(
+        name="mooncake",
+        help="KV-cache-centric, disaggregated serving for large language models.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_describe_program)
+    app.command()(doctor)
+    load_plugins(CLI_GROUP).manager.hook.mooncake_cli(app=app)
+    return app
+
+
+def _describe_program() -> None:
+    """KV-cache-centric, disaggregated serving for large language models."""
+
+
+def main() -> None:
+    """Entry point of the ``mooncake`` command."""
+    build_app()()

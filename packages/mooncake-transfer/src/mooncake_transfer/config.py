@@ -1,0 +1,48 @@
+"""Configuration of a transfer engine."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mooncake_transfer._errors import ConfigError
+
+__all__ = ["TransferConfig"]
+
+OptionValue = str | int | float | bool
+
+
+class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one engine. Raises ConfigError for values that cannot work.
+
+    Attributes:
+        host: address to listen on for other engines and to be known by; a name or IP of this machine.
+        port: port of the channel; 0 takes any free one.
+        drivers: names of the drivers to use; None takes every usable installed one.
+        driver_options: per driver, options as its README lists them.
+        connect_timeout_s: how long reaching a peer may take.
+        call_timeout_s: how long an answer of a peer's handler may take.
+        transfer_timeout_s: how long ``Transfer.wait()`` waits when not told otherwise.
+        close_timeout_s: how long closing a region waits for peers that still use it.
+        handler_threads: how many handlers of ``serve()`` may run at once.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    drivers: tuple[str, ...] | None = None
+    driver_options: dict[str, dict[str, OptionValue]] = {}
+    connect_timeout_s: float = 5.0
+    call_timeout_s: float = 30.0
+    transfer_timeout_s: float = 60.0
+    close_timeout_s: float = 10.0
+    handler_threads: int = 4
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port {self.port} is outside 0..65535; use 0 for any free port")
+        for name in ("connect_timeout_s", "call_timeout_s", "transfer_timeout_s", "close_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a positive number of seconds")
+        if self.handler_threads < 1:
+            raise ConfigError(f"handler_threads is {self.handler_threads}; at least one is needed")
+        if self.drivers is not None and not self.drivers:
+            raise ConfigError("drivers is empty; name at least one, or use None for every usable driver")

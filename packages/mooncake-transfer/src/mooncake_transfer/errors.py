@@ -1,0 +1,43 @@
+"""The exceptions of this package, for users and drivers."""
+
+from mooncake_transfer._errors import (
+    ConfigError,
+    DriverError,
+    DriverUnavailable,
+    EngineClosed,
+    MemoryUnavailable,
+    NoRoute,
+    PeerError,
+    PeerRestarted,
+    PeerUnreachable,
+    RegionBusy,
+    RegionClosed,
+    RegionError,
+    RegionRefused,
+    RegionUnknown,
+    RemoteError,
+    TransferCancelled,
+    TransferError,
+    TransferTimeout,
+)
+
+__all__ = [
+    "ConfigError",
+    "DriverError",
+    "DriverUnavailable",
+    "EngineClosed",
+    "MemoryUnavailable",
+    "NoRoute",
+    "PeerError",
+    "PeerRestarted",
+    "PeerUnreachable",
+    "RegionBusy",
+    "RegionClosed",
+    "RegionError",
+    "RegionRefused",
+    "RegionUnknown",
+    "RemoteError",
+    "TransferCancelled",
+    "TransferError",
+    "TransferTimeout",
+]

@@ -1,0 +1,82 @@
+"""Hooks a plugin implements: drivers of the transfer engine, and commands of the ``mooncake`` program.
+
+A driver's plugin module, all of it::
+
+    from mooncake_transfer.hooks import Available, DriverInfo, hookimpl
+
+    def load() -> object:
+        from mooncake_driver_x import _core      # only now: describing a driver must not need its hardware
+
+        return _core.driver()                    # PyCapsule "mooncake.driver.v1", see abi/mooncake_driver.h
+
+    @hookimpl
+    def mooncake_transfer_drivers() -> list[DriverInfo]:
+        return [DriverInfo("x", frozenset({"dram"}), priority=50, probe=Available, load=load)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pluggy
+import typer
+
+from mooncake_transfer._errors import ConfigError
+
+__all__ = ["Available", "DriverInfo", "Unavailable", "hookimpl", "hookspec"]
+
+PROJECT = "mooncake"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """The driver can be used here. ``devices`` names what it found, for people."""
+
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """The driver cannot be used here. ``reason`` says why and what would help, in one sentence."""
+
+    reason: str
+
+
+def _no_options(options: Mapping[str, object]) -> Mapping[str, str]:
+    if options:
+        raise ConfigError(f"this driver takes no options, got {sorted(options)}")
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class DriverInfo:
+    """One driver, described without loading it.
+
+    Attributes:
+        name: short and unique; what ``TransferConfig.drivers`` lists.
+        kinds: memory kinds it registers: ``dram``, ``cuda``, ``file``, ``block``.
+        priority: higher is tried first between two engines that both have the driver (shm 100, tcp 10).
+        probe: looks for the hardware and libraries; cheap, never raises.
+        load: returns the PyCapsule with the C function table; called once, after a good probe.
+        options: checks the user's options (raises ConfigError) and renders them as the strings its core reads.
+    """
+
+    name: str
+    kinds: frozenset[str]
+    priority: int
+    probe: Callable[[], Available | Unavailable]
+    load: Callable[[], object]
+    options: Callable[[Mapping[str, object]], Mapping[str, str]] = _no_options
+
+
+@hookspec
+def mooncake_transfer_drivers() -> Sequence[DriverInfo]:  # type: ignore[empty-body]
+    """Describe the drivers this plugin offers. Called once, when the first engine starts."""
+
+
+@hookspec
+def mooncake_cli(app: typer.Typer) -> None:
+    """Add commands to the ``mooncake`` program. Called once, before its arguments are parsed."""

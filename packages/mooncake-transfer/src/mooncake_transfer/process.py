@@ -1,0 +1,49 @@
+"""What every long-running Mooncake process does the same way: say that it is ready, and die with its parent."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+import msgspec
+
+__all__ = ["announce_ready", "configure_logging", "watch_lifeline"]
+
+LIFELINE_EXIT_STATUS = 70
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+def announce_ready(fd: int | None, message: dict[str, object]) -> None:
+    """Write ``message`` as one line of JSON to ``fd`` and close it. Nothing happens when ``fd`` is None.
+
+    A parent that is gone by now is not an error: its lifeline ends this process anyway.
+    """
+    if fd is None:
+        return
+    try:
+        with os.fdopen(fd, "wb") as pipe:
+            pipe.write(msgspec.json.encode(message) + b"\n")
+    except BrokenPipeError:
+        logging.getLogger(__name__).warning("nobody reads the ready pipe (descriptor %d) any more", fd)
+
+
+def watch_lifeline(fd: int | None) -> None:
+    """End this process at once, with status 70, when the write end of the pipe behind ``fd`` is closed.
+
+    The kernel closes it when the parent dies, however it dies, so no child outlives a killed parent.
+    """
+    if fd is None:
+        return
+    threading.Thread(target=_exit_at_eof, args=(fd,), name="lifeline", daemon=True).start()
+
+
+def _exit_at_eof(fd: int) -> None:
+    while os.read(fd, 64):
+        pass
+    os._exit(LIFELINE_EXIT_STATUS)
+
+
+def configure_logging(level: str = "INFO") -> None:
+    """Log lines of every Mooncake process to standard error, in one format."""
+    logging.basicConfig(level=level.upper(), format=LOG_FORMAT)
