@@ -1,9 +1,9 @@
 """Reinstall the editable members whose built form is older than what it was built from.
 
-Editable installs pick up Python sources at once, but not C++ sources, the driver ABI header or what
-pyproject.toml says (dependencies, entry points). `hatch run` does not notice either, so the scripts that run the
-code call this first. pip writes a member's RECORD last, so its time is the time of the last install; `git` gives
-a file it changes the time of the checkout. Give --all to reinstall every member.
+An editable install picks up Python sources at once, but not C++ sources, the driver ABI header or what
+pyproject.toml says (dependencies, entry points). `hatch run` does not notice either, so the scripts that run
+the code call this first. pip writes a member's RECORD last, so its time is the time of the last install; git
+gives a file it changes the time of the checkout. Give --all to reinstall every member.
 """
 
 from __future__ import annotations
