@@ -28,12 +28,9 @@ def worker_argv(spec: ClusterSpec, role: str, master: str, port: int) -> list[st
         port: where its HTTP API listens; 0 is any free port.
     """
     argv = [*MOONCAKE, "worker", "--role", role, "--host", spec.host, "--port", str(port), "--store", master]
-    argv += ["--dtype", spec.dtype, "--device", spec.device, "--block-tokens", str(spec.block_tokens)]
-    argv += ["--segment-bytes", str(spec.segment_bytes), "--pool-bytes", str(spec.pool_bytes)]
-    if spec.model is not None:
-        argv += ["--model", spec.model]
-    if spec.threads is not None:
-        argv += ["--threads", str(spec.threads)]
+    argv += ["--model", spec.model, "--dtype", spec.dtype, "--device", spec.device]
+    argv += ["--block-tokens", str(spec.block_tokens), "--threads", str(spec.threads)]
+    argv += ["--lend", str(spec.segment_bytes), "--kv-pool", str(spec.pool_bytes)]
     for driver in spec.drivers or ():
         argv += ["--driver", driver]
     return argv

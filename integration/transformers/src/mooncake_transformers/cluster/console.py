@@ -37,7 +37,7 @@ def make_console(*, stderr: bool = False) -> Console:
 class ClusterView:
     """Draws ``Progress`` steps; a context manager. ``show`` may be called from any thread.
 
-    On a terminal the parts form a table that is redrawn in place; elsewhere each step is one line that starts with
+    On a terminal the parts form a table redrawn in place; elsewhere each step is one line that starts with
     the seconds since the view was opened, so that a log tells what took how long.
     """
 

