@@ -1,2 +1,40 @@
-#include <nanobind/nanobind.h>
-NB_MODULE(_core, m) { m.doc() = "Compiled core of mooncake_transfer."; }
+#include "bind.hpp"
+
+namespace nb = nanobind;
+
+namespace mooncake {
+
+namespace {
+
+const char* exception_name(Code code) {
+  switch (code) {
+    case Code::kInvalid: return "ConfigError";
+    case Code::kUnsupported: return "DriverUnavailable";
+    case Code::kNoMemory: return "MemoryUnavailable";
+    case Code::kUnreachable: return "PeerUnreachable";
+    case Code::kRefused: return "RegionRefused";
+    case Code::kCancelled: return "TransferCancelled";
+    case Code::kTimeout: return "TransferTimeout";
+    case Code::kClosed: return "EngineClosed";
+    case Code::kRegionBusy: return "RegionBusy";
+    case Code::kRegionClosed: return "RegionClosed";
+    case Code::kNoRoute: return "NoRoute";
+    default: return "TransferError";
+  }
+}
+
+}  // namespace
+
+void raise(const Status& status) {
+  nb::object type = nb::module_::import_("mooncake_transfer._errors").attr(exception_name(status.code));
+  PyErr_SetString(type.ptr(), status.reason.c_str());
+  throw nb::python_error();
+}
+
+}  // namespace mooncake
+
+NB_MODULE(_core, m) {
+  m.doc() = "Compiled core of mooncake_transfer: engine and channel. Import it through mooncake_transfer.engine.";
+  mooncake::bind_channel(m);
+  mooncake::bind_engine(m);
+}

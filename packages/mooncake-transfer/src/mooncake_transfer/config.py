@@ -15,7 +15,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings of one engine. Raises ConfigError for values that cannot work.
 
     Attributes:
-        host: address to listen on for other engines and to be known by; a name or IP of this machine.
+        host: address to listen on for other engines; a name or IP of this machine, or 0.0.0.0 for all of them.
+        advertise_host: what peers are told to connect to; empty: ``host``.
         port: port of the channel; 0 takes any free one.
         drivers: names of the drivers to use; None takes every usable installed one.
         driver_options: per driver, options as its README lists them.
@@ -27,6 +28,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     host: str = "127.0.0.1"
+    advertise_host: str = ""
     port: int = 0
     drivers: tuple[str, ...] | None = None
     driver_options: dict[str, dict[str, OptionValue]] = {}

@@ -29,9 +29,11 @@ class DriverStatus:
 def _probe(info: DriverInfo) -> DriverStatus:
     try:
         found = info.probe()
-    except Exception as error:  # noqa: BLE001 - a third party's probe: its failure is the reason that is shown
+    except Exception as error:
         log.exception("probe of driver %s failed", info.name)
-        return DriverStatus(info.name, info.priority, False, reason=f"its probe failed: {type(error).__name__}: {error}")
+        return DriverStatus(
+            info.name, info.priority, False, reason=f"its probe failed: {type(error).__name__}: {error}"
+        )
     if isinstance(found, Available):
         return DriverStatus(info.name, info.priority, True, devices=found.devices)
     return DriverStatus(info.name, info.priority, False, reason=found.reason)

@@ -62,6 +62,7 @@ class DriverInfo:
         probe: looks for the hardware and libraries; cheap, never raises.
         load: returns the PyCapsule with the C function table; called once, after a good probe.
         options: checks the user's options (raises ConfigError) and renders them as the strings its core reads.
+        network: it listens on a network address: its ``host`` option is the engine's host unless the user sets it.
     """
 
     name: str
@@ -70,6 +71,7 @@ class DriverInfo:
     probe: Callable[[], Available | Unavailable]
     load: Callable[[], object]
     options: Callable[[Mapping[str, object]], Mapping[str, str]] = _no_options
+    network: bool = False
 
 
 @hookspec

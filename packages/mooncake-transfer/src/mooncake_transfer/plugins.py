@@ -42,7 +42,9 @@ class Plugins:
         found: dict[str, DriverInfo] = {}
         for plugin_name, info in self._described():
             if info.name in found:
-                self._reject(plugin_name, f"offers a second driver named {info.name!r}; the first one is kept")
+                self._reject(
+                    plugin_name, f"offers a second driver named {info.name!r}; the first one is kept"
+                )
             else:
                 found[info.name] = info
         return sorted(found.values(), key=lambda info: (-info.priority, info.name))

@@ -1,0 +1,118 @@
+"""The threads that run the handlers of one engine's channel."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from mooncake_transfer import _wire
+from mooncake_transfer._core import Channel
+from mooncake_transfer._errors import ConfigError, PeerError
+from mooncake_transfer.peer import Caller
+
+Handler = Callable[[bytes, Caller], bytes | None]
+LostHandler = Callable[[Caller], None]
+
+POLL_S = 1.0
+HELLO_WAIT_S = 5.0
+JOIN_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Takes what peers ask from the channel and runs the handlers; holds no reference to the engine."""
+
+    def __init__(self, channel: Channel, threads: int):
+        self._channel = channel
+        self._handlers: dict[str, Handler] = {}
+        self._lost_handlers: list[LostHandler] = []
+        self._callers: dict[int, Caller] = {}
+        self._known = threading.Condition()
+        self._stopping = False
+        loops = [self._run_events] + [self._run_requests] * threads
+        self._threads = [
+            threading.Thread(target=loop, name=f"mooncake-{loop.__name__.strip('_')}", daemon=True)
+            for loop in loops
+        ]
+
+    def serve(self, method: str, handler: Handler) -> None:
+        """Let ``handler`` answer ``method``. Raises ConfigError when another handler already does."""
+        if self._handlers.setdefault(method, handler) is not handler:
+            raise ConfigError(f"method {method!r} already has a handler in this engine")
+
+    def on_peer_lost(self, handler: LostHandler) -> None:
+        """Call ``handler`` for every connection that ends from now on."""
+        self._lost_handlers.append(handler)
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the threads; the channel is closed already. A handler that does not return is left behind and logged."""
+        self._stopping = True
+        for thread in self._threads:
+            if thread is not threading.current_thread() and thread.ident is not None:
+                thread.join(JOIN_S)
+                if thread.is_alive():
+                    log.warning("a handler still runs in thread %s after the engine was closed", thread.name)
+
+    def _run_requests(self) -> None:
+        while not self._stopping:
+            item = self._channel.next_request(POLL_S)
+            if item is not None:
+                _, connection, request, method, body = item
+                self._answer(connection, request, method, body)
+
+    def _answer(self, connection: int, request: int, method: str, body: bytes) -> None:
+        try:
+            reply = self._handler(method)(body, self._caller(connection))
+            failed, answer = False, reply or b""
+        except Exception as error:
+            log.debug("handler of %s failed", method, exc_info=True)
+            failed, answer = True, msgspec.msgpack.encode(_wire.Failure(type(error).__name__, str(error)))
+        try:
+            self._channel.reply(connection, request, failed, answer)
+        except PeerError as error:
+            log.info("the answer to %s is lost: %s", method, error)
+
+    def _handler(self, method: str) -> Handler:
+        try:
+            return self._handlers[method]
+        except KeyError:
+            raise ConfigError(f"this engine has no handler for {method!r}") from None
+
+    def _caller(self, connection: int) -> Caller:
+        # The hello came before the request, but another thread takes it in.
+        with self._known:
+            self._known.wait_for(lambda: connection in self._callers, HELLO_WAIT_S)
+            return self._callers[connection]
+
+    def _run_events(self) -> None:
+        while not self._stopping:
+            item = self._channel.next_event(POLL_S)
+            if item is None:
+                continue
+            kind, connection, _, method, body = item
+            try:
+                self._take_event(kind, connection, method, body)
+            except Exception:
+                log.exception("handling %s %s failed", kind, method)
+
+    def _take_event(self, kind: str, connection: int, method: str, body: bytes) -> None:
+        if kind == "hello":
+            hello = msgspec.msgpack.decode(body, type=_wire.Hello)
+            with self._known:
+                self._callers[connection] = Caller(connection, hello.address, hello.epoch)
+                self._known.notify_all()
+        elif kind == "notify":
+            self._handler(method)(body, self._callers[connection])
+        else:
+            caller = self._callers.pop(connection, None)
+            for handler in self._lost_handlers if caller is not None else ():
+                handler(caller)

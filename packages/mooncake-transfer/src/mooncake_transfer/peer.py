@@ -1,0 +1,106 @@
+"""Another engine, reached by its channel address."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mooncake_transfer import _wire
+from mooncake_transfer._core import Channel
+from mooncake_transfer._core import Peer as CorePeer
+from mooncake_transfer._errors import PeerUnreachable, RegionRefused, RemoteError
+
+if TYPE_CHECKING:
+    from mooncake_transfer.engine import TransferEngine
+    from mooncake_transfer.region import RemoteRegion
+
+__all__ = ["Caller", "Peer"]
+
+REGION_METHOD = "mooncake.region"
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asked. ``connection`` is unique within this engine and never used again.
+
+    Attributes:
+        connection: the incoming connection the question came on.
+        address: the asking engine's own channel address.
+        epoch: the asking engine's incarnation.
+    """
+
+    connection: int
+    address: str
+    epoch: int
+
+
+class Peer:
+    """One incarnation of another engine. Thread-safe. When it has died, connect anew for its successor.
+
+    Attributes:
+        address: ``host:port`` it was reached at.
+        epoch: random number of this incarnation; another one means another process.
+    """
+
+    def __init__(
+        self, engine: TransferEngine, channel: Channel, connection: int, address: str, hello: _wire.Hello
+    ):
+        self._engine = engine
+        self._channel = channel
+        self._connection = connection
+        self._hello = hello
+        self._core: CorePeer | None = None
+        self._lock = threading.Lock()
+        self.address = address
+        self.epoch = hello.epoch
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection to it stands."""
+        return self._channel.alive(self._connection)
+
+    def call(self, method: str, payload: bytes = b"", *, timeout_s: float | None = None) -> bytes:
+        """Have the peer's handler of ``method`` answer, within ``timeout_s`` (default: ``call_timeout_s``).
+
+        Raises RemoteError with what the handler raised, PeerUnreachable when there is no answer: whether the
+        handler ran is then unknown. Payload and answer hold at most 64 MiB.
+        """
+        limit_s = self._engine.config.call_timeout_s if timeout_s is None else timeout_s
+        try:
+            failed, body = self._channel.call(self._connection, method, payload, limit_s)
+        except PeerUnreachable as error:
+            raise PeerUnreachable(
+                f"calling {method!r} of {self.address} (at most {limit_s:g} s): {error}"
+            ) from None
+        if failed:
+            failure = msgspec.msgpack.decode(body, type=_wire.Failure)
+            raise RemoteError(failure.kind, failure.message, f"{method!r} of {self.address}")
+        return body
+
+    def notify(self, method: str, payload: bytes = b"") -> None:
+        """Hand a message to the peer's handler of ``method`` without waiting. Messages arrive in order.
+
+        Raises PeerUnreachable when the connection is known to have ended; otherwise nothing tells if it arrived.
+        """
+        self._channel.notify(self._connection, method, payload)
+
+    def region(self, name: str, key: bytes) -> RemoteRegion:
+        """Reach a region by its name and access key. Raises RegionRefused when the two do not fit together."""
+        try:
+            descriptor = self.call(REGION_METHOD, msgspec.msgpack.encode(_wire.RegionQuery(name, key)))
+        except RemoteError as error:
+            if error.kind == RegionRefused.__name__:
+                raise RegionRefused(f"{self.address} refused region {name!r}: {error.message}") from None
+            raise
+        return self._engine.import_region(descriptor)
+
+    def close(self) -> None:
+        """End the connection. Regions imported from the peer stay usable as long as it lives."""
+        self._channel.disconnect(self._connection)
+
+    def _require_core(self) -> CorePeer:
+        with self._lock:
+            if self._core is None:
+                self._core = self._engine._core.add_peer(self.address, self._hello.drivers)
+            return self._core
