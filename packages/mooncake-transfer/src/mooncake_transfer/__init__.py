@@ -1,4 +1,4 @@
-"""Moves batches of bytes between registered memory of processes, over any fabric a driver is installed for."""
+"""Moves batches of bytes between registered memory of processes, over any fabric that has a driver."""
 
 from mooncake_transfer.config import TransferConfig
 from mooncake_transfer.drivers import DriverStatus

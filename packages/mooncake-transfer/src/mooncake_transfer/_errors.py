@@ -61,11 +61,11 @@ class RegionUnknown(RegionError):
 
 
 class RegionRefused(RegionError):
-    """The target refused: wrong access key, revoked region, or a range outside it. A retry fails the same way."""
+    """The target refused: wrong access key, revoked region, or a range outside it. A retry fails too."""
 
 
 class RegionBusy(RegionError):
-    """The region is still used by transfers and the deadline for giving it back has passed. It stays revoked."""
+    """The deadline for giving the region back has passed and transfers still use it. It stays revoked."""
 
 
 class RegionClosed(RegionError):

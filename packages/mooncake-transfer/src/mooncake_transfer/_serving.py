@@ -54,7 +54,7 @@ class Dispatcher:
             thread.start()
 
     def stop(self) -> None:
-        """End the threads; the channel is closed already. A handler that does not return is left behind and logged."""
+        """End the threads; the channel is closed already. A handler that does not return is logged."""
         self._stopping = True
         for thread in self._threads:
             if thread is not threading.current_thread() and thread.ident is not None:
@@ -114,5 +114,6 @@ class Dispatcher:
             self._handler(method)(body, self._callers[connection])
         else:
             caller = self._callers.pop(connection, None)
-            for handler in self._lost_handlers if caller is not None else ():
-                handler(caller)
+            if caller is not None:
+                for handler in self._lost_handlers:
+                    handler(caller)

@@ -15,7 +15,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings of one engine. Raises ConfigError for values that cannot work.
 
     Attributes:
-        host: address to listen on for other engines; a name or IP of this machine, or 0.0.0.0 for all of them.
+        host: name or IP of this machine to listen on for other engines; 0.0.0.0 for all of them.
         advertise_host: what peers are told to connect to; empty: ``host``.
         port: port of the channel; 0 takes any free one.
         drivers: names of the drivers to use; None takes every usable installed one.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mooncake_transfer._errors import DriverUnavailable
-from mooncake_transfer.hooks import Available, DriverInfo
+from mooncake_transfer.hooks import Available, DriverInfo, Unavailable
 from mooncake_transfer.plugins import driver_plugins
 
 __all__ = ["DriverStatus", "probe_drivers", "select_drivers"]
@@ -31,9 +31,7 @@ def _probe(info: DriverInfo) -> DriverStatus:
         found = info.probe()
     except Exception as error:
         log.exception("probe of driver %s failed", info.name)
-        return DriverStatus(
-            info.name, info.priority, False, reason=f"its probe failed: {type(error).__name__}: {error}"
-        )
+        found = Unavailable(f"its probe failed: {type(error).__name__}: {error}")
     if isinstance(found, Available):
         return DriverStatus(info.name, info.priority, True, devices=found.devices)
     return DriverStatus(info.name, info.priority, False, reason=found.reason)
@@ -55,9 +53,10 @@ def select_drivers(wanted: Sequence[str] | None) -> list[tuple[DriverInfo, Drive
         if name not in installed:
             raise DriverUnavailable(
                 f"driver {name!r} is not installed (found: {sorted(installed) or 'none'}); "
-                f"try `pip install mooncake-driver-{name}`, and `mooncake doctor` for plugins that failed to load"
+                f"try `pip install mooncake-driver-{name}`; `mooncake doctor` shows plugins that failed to load"
             )
-    chosen = [(info, _probe(info)) for info in installed.values() if wanted is None or info.name in wanted]
+    asked_for = [info for info in installed.values() if wanted is None or info.name in wanted]
+    chosen = [(info, _probe(info)) for info in asked_for]
     for info, status in chosen:
         if wanted is not None and not status.usable:
             raise DriverUnavailable(f"driver {info.name!r} cannot be used here: {status.reason}")

@@ -123,7 +123,10 @@ class TransferEngine:
     # ---- regions
 
     def allocate(self, nbytes: int, *, name: str = "") -> Region:
-        """Allocate and register zeroed memory that same-host peers can map. Raises MemoryUnavailable, ConfigError."""
+        """Allocate and register zeroed memory that same-host peers can map.
+
+        Raises MemoryUnavailable, ConfigError.
+        """
         return self._register(lambda: allocate_shareable(nbytes, name), name)
 
     def register(self, memory: object, *, name: str = "") -> Region:
@@ -151,8 +154,8 @@ class TransferEngine:
     def import_region(self, descriptor: bytes, *, timeout_s: float | None = None) -> RemoteRegion:
         """Reach the region that ``Region.descriptor()`` of a peer described; connects to the peer if need be.
 
-        Raises ConfigError for bytes that are no descriptor, PeerUnreachable, PeerRestarted when the process that made
-        it is gone, NoRoute when no driver leads there. A wrong key is found by the first transfer.
+        Raises ConfigError for bytes that are no descriptor, PeerUnreachable, PeerRestarted when the process
+        that made it is gone, NoRoute when no driver leads there. A wrong key is found by the first transfer.
         """
         try:
             found = msgspec.msgpack.decode(descriptor, type=_wire.Descriptor)
@@ -199,8 +202,8 @@ class TransferEngine:
     def connect(self, address: str, *, timeout_s: float | None = None) -> Peer:
         """Reach the engine at ``host:port``; a standing connection is used again.
 
-        Raises ConfigError for a malformed address, PeerUnreachable when no engine answers within ``timeout_s``
-        (default: ``connect_timeout_s``).
+        Raises ConfigError for a malformed address, PeerUnreachable when no engine answers within
+        ``timeout_s`` (default: ``connect_timeout_s``).
         """
         self._require_open()
         host, port = split_address(address)
@@ -227,13 +230,13 @@ class TransferEngine:
     def serve(self, method: str, handler: Handler) -> None:
         """Answer ``Peer.call`` and take ``Peer.notify`` of ``method`` with ``handler(payload, caller)``.
 
-        Calls run on ``handler_threads`` threads, notifications one after another in order. What a handler raises
-        reaches the caller as RemoteError. Raises ConfigError when the method has a handler.
+        Calls run on ``handler_threads`` threads, notifications one after another in order. What a handler
+        raises reaches the caller as RemoteError. Raises ConfigError when the method has a handler.
         """
         self._dispatcher.serve(method, handler)
 
     def on_peer_lost(self, handler: LostHandler) -> None:
-        """Call ``handler(caller)`` once for each peer whose connection to this engine ends: it died or closed.
+        """Call ``handler(caller)`` once for each peer whose connection here ends: it died or closed.
 
         It runs after all of that connection's calls were answered, so it sees their effects.
         """
@@ -244,9 +247,9 @@ class TransferEngine:
     def read(self, local: Region, remote: RemoteRegion, blocks: npt.ArrayLike) -> Transfer:
         """Start copying from ``remote`` into ``local``.
 
-        ``blocks``: N x 3 array of uint64, rows of local offset, remote offset and length in bytes. Contiguous rows
-        are moved as one; empty ones are skipped. Raises RegionRefused for a range outside a region, RegionClosed,
-        NoRoute, ConfigError. Never blocks on the peer.
+        ``blocks``: N x 3 array of uint64, rows of local offset, remote offset and length in bytes. Contiguous
+        rows are moved as one; empty ones are skipped. Never blocks on the peer. Raises RegionRefused for a
+        range outside a region, RegionClosed, NoRoute, ConfigError.
         """
         return self._submit(False, local, remote, blocks)
 
@@ -268,7 +271,7 @@ class TransferEngine:
     # ---- life
 
     def close(self) -> None:
-        """End every transfer (EngineClosed), revoke every region, leave no thread or descriptor. Safe to call twice."""
+        """End every transfer (EngineClosed), revoke every region, leave no thread. Safe to call twice."""
         self._finalizer()
         with self._lock:
             regions, self._regions = list(self._regions.values()), {}
@@ -316,8 +319,8 @@ def _as_blocks(blocks: npt.ArrayLike) -> npt.NDArray[np.uint64]:
         return np.empty((0, 3), dtype=np.uint64)
     if array.ndim != 2 or array.shape[1] != 3 or array.dtype.kind not in "iu":
         raise ConfigError(
-            f"blocks must be an N x 3 integer array (local offset, remote offset, length), got shape {array.shape} "
-            f"of {array.dtype}"
+            f"blocks must be an N x 3 integer array (local offset, remote offset, length), "
+            f"got shape {array.shape} of {array.dtype}"
         )
     if array.dtype.kind == "i" and array.min() < 0:
         raise ConfigError("blocks holds a negative offset or length")

@@ -61,8 +61,8 @@ class DriverInfo:
         priority: higher is tried first between two engines that both have the driver (shm 100, tcp 10).
         probe: looks for the hardware and libraries; cheap, never raises.
         load: returns the PyCapsule with the C function table; called once, after a good probe.
-        options: checks the user's options (raises ConfigError) and renders them as the strings its core reads.
-        network: it listens on a network address: its ``host`` option is the engine's host unless the user sets it.
+        options: checks the user's options (raises ConfigError) and renders them as strings for its core.
+        network: it listens on the network: its ``host`` option is the engine's host unless the user sets it.
     """
 
     name: str

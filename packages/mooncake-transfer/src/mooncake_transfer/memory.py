@@ -46,7 +46,7 @@ def available_bytes() -> int:
 def allocate_shareable(nbytes: int, name: str) -> Memory:
     """Allocate zeroed memory that other processes can map, without any file that could be left behind.
 
-    Raises ConfigError for a size that is not positive, MemoryUnavailable when the machine does not have that much.
+    Raises ConfigError for a size that is not positive, MemoryUnavailable when the machine has less.
     """
     if nbytes <= 0:
         raise ConfigError(f"cannot allocate {nbytes} bytes for region {name!r}; the size must be positive")
@@ -69,7 +69,7 @@ def allocate_shareable(nbytes: int, name: str) -> Memory:
 
 
 def wrap(memory: object) -> Memory:
-    """Describe memory the user brings: a tensor with ``data_ptr()``, or anything with a writable, contiguous buffer.
+    """Describe memory the user brings: a tensor with ``data_ptr()``, or a writable, contiguous buffer.
 
     Raises ConfigError when it has no such memory, is empty, read-only, not contiguous or not in CPU memory.
     """
@@ -79,7 +79,7 @@ def wrap(memory: object) -> Memory:
         view = memoryview(memory)  # type: ignore[arg-type]
     except TypeError as error:
         raise ConfigError(
-            f"cannot register {type(memory).__name__}: it exposes no buffer; pass a tensor, numpy array or bytearray"
+            f"cannot register {type(memory).__name__}: it exposes no buffer; pass a tensor or an array"
         ) from error
     if view.readonly or not view.c_contiguous or view.nbytes == 0:
         problem = "read-only" if view.readonly else "empty" if view.nbytes == 0 else "not contiguous"

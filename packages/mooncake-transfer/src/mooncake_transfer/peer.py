@@ -81,12 +81,12 @@ class Peer:
     def notify(self, method: str, payload: bytes = b"") -> None:
         """Hand a message to the peer's handler of ``method`` without waiting. Messages arrive in order.
 
-        Raises PeerUnreachable when the connection is known to have ended; otherwise nothing tells if it arrived.
+        Raises PeerUnreachable when the connection is known to have ended; otherwise nothing tells.
         """
         self._channel.notify(self._connection, method, payload)
 
     def region(self, name: str, key: bytes) -> RemoteRegion:
-        """Reach a region by its name and access key. Raises RegionRefused when the two do not fit together."""
+        """Reach a region by its name and access key. Raises RegionRefused when they do not fit."""
         try:
             descriptor = self.call(REGION_METHOD, msgspec.msgpack.encode(_wire.RegionQuery(name, key)))
         except RemoteError as error:

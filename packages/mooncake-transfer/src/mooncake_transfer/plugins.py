@@ -50,7 +50,7 @@ class Plugins:
         return sorted(found.values(), key=lambda info: (-info.priority, info.name))
 
     def _described(self) -> Iterator[tuple[str, DriverInfo]]:
-        # Entry-point order is not stable, so ask the plugins by name: the outcome of a clash is then always the same.
+        # Entry-point order is not stable; by name, the outcome of a clash is always the same.
         for name, plugin in sorted(self.manager.list_name_plugin()):
             hook = getattr(plugin, "mooncake_transfer_drivers", None)
             if hook is None:

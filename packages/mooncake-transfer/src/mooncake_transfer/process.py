@@ -1,4 +1,4 @@
-"""What every long-running Mooncake process does the same way: say that it is ready, and die with its parent."""
+"""What every long-running Mooncake process does alike: say that it is ready, and die with its parent."""
 
 from __future__ import annotations
 

@@ -42,20 +42,20 @@ class Region:
         self.key = key
 
     def view(self) -> memoryview:
-        """The bytes, writable, without a copy. It stays valid after ``close()``, but is then private memory."""
+        """The bytes, writable, without a copy. It stays valid after ``close()``, as private memory."""
         array = (ctypes.c_ubyte * self.nbytes).from_address(self.address)
         array._owner = self._memory.owner  # type: ignore[attr-defined]  # the view keeps the memory alive
         return memoryview(array).cast("B")
 
     def descriptor(self) -> bytes:
-        """What a peer needs to reach this region; who holds it may read and write it. At most a few hundred bytes.
+        """What a peer needs to reach this region; who holds it may read and write it. A few hundred bytes.
 
         Raises RegionClosed.
         """
         return self._engine._describe(self)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Revoke the key at once, wait until nobody touches the memory any more, and give it back. Safe to call twice.
+        """Revoke the key at once, wait until nobody touches the memory, and give it back. Safe to call twice.
 
         Raises RegionBusy when transfers still use it after ``timeout_s`` (default: ``close_timeout_s`` of the
         configuration); it then stays revoked, and ``close()`` may be called again.

@@ -16,9 +16,9 @@ __all__ = ["Transfer"]
 class Transfer:
     """A batch of reads or writes in flight. Thread-safe.
 
-    The caller keeps local memory alive (the engine does, until the region is closed) and, for writes, unchanged until
-    the transfer is done. A write is done when its bytes are visible at the target. Blocks of one transfer may move in
-    any order.
+    The engine keeps local memory alive until its region is closed; the caller keeps what it writes unchanged
+    until the transfer is done. A write is done when its bytes are visible at the target. Blocks of one transfer
+    may move in any order.
     """
 
     def __init__(self, engine: CoreEngine, core: CoreTransfer, what: str, timeout_s: float):
@@ -31,7 +31,7 @@ class Transfer:
         """Block until every byte has moved. Safe to call twice.
 
         Raises PeerUnreachable, RegionRefused, NoRoute, TransferCancelled, EngineClosed, or TransferTimeout after
-        ``timeout_s`` (default: ``transfer_timeout_s`` of the configuration). The transfer is cancelled by then.
+        ``timeout_s`` (default: ``transfer_timeout_s``); it has been cancelled then.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         if not self._engine.wait(self._core, limit_s):
@@ -46,7 +46,7 @@ class Transfer:
         return self._core.done()
 
     def cancel(self) -> None:
-        """Ask for an early end. It still ends by ``wait()``: with TransferCancelled, or well if it was too late."""
+        """Ask for an early end. ``wait()`` then raises TransferCancelled, or returns if it was too late."""
         self._engine.cancel(self._core)
 
     @property
@@ -92,10 +92,15 @@ class Transfer:
         loop = asyncio.get_running_loop()
         finished: asyncio.Future[None] = loop.create_future()
         signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        loop.add_reader(signal, lambda: finished.done() or finished.set_result(None))
+        loop.add_reader(signal, _set_done, finished)
         try:
             self._core.signal_when_done(signal)
             await finished
         finally:
             loop.remove_reader(signal)
             os.close(signal)
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,4 +1,4 @@
-"""The ``mooncake`` program. Its commands come from the installed packages, through the ``mooncake_cli`` hook."""
+"""The ``mooncake`` program: every installed package adds its commands through the ``mooncake_cli`` hook."""
 
 from __future__ import annotations
 
