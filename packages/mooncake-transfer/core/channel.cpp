@@ -226,6 +226,7 @@ Status Channel::reply(uint64_t connection, uint64_t request, bool failed, const 
 
 void Channel::answered(const LinkPtr& link) {
   std::lock_guard lock(link->mutex);
+  if (link->open_requests == 0) return;  // answered twice
   if (--link->open_requests != 0 || !link->lost_pending) return;
   link->lost_pending = false;
   events_.push({Event::Kind::kLost, link->id, 0, "", link->reason});

@@ -53,7 +53,7 @@ def select_drivers(wanted: Sequence[str] | None) -> list[tuple[DriverInfo, Drive
         if name not in installed:
             raise DriverUnavailable(
                 f"driver {name!r} is not installed (found: {sorted(installed) or 'none'}); "
-                f"try `pip install mooncake-driver-{name}`; `mooncake doctor` shows plugins that failed to load"
+                f"try `pip install mooncake-driver-{name}`; `mooncake doctor` shows what failed to load"
             )
     asked_for = [info for info in installed.values() if wanted is None or info.name in wanted]
     chosen = [(info, _probe(info)) for info in asked_for]

@@ -17,8 +17,8 @@ class Transfer:
     """A batch of reads or writes in flight. Thread-safe.
 
     The engine keeps local memory alive until its region is closed; the caller keeps what it writes unchanged
-    until the transfer is done. A write is done when its bytes are visible at the target. Blocks of one transfer
-    may move in any order.
+    until the transfer is done. A write is done when its bytes are visible at the target. Blocks of a transfer may
+    move in any order.
     """
 
     def __init__(self, engine: CoreEngine, core: CoreTransfer, what: str, timeout_s: float):
@@ -30,8 +30,8 @@ class Transfer:
     def wait(self, timeout_s: float | None = None) -> None:
         """Block until every byte has moved. Safe to call twice.
 
-        Raises PeerUnreachable, RegionRefused, NoRoute, TransferCancelled, EngineClosed, or TransferTimeout after
-        ``timeout_s`` (default: ``transfer_timeout_s``); it has been cancelled then.
+        Raises PeerUnreachable, RegionRefused, NoRoute, TransferCancelled, EngineClosed, or TransferTimeout
+        after ``timeout_s`` (default: ``transfer_timeout_s``); it has been cancelled then.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         if not self._engine.wait(self._core, limit_s):
