@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -128,6 +127,10 @@ Status Channel::start(std::string hello) {
 
 void Channel::close() {
   if (closing_.exchange(true)) return;
+  if (getpid() != owner_) {  // a forked child: the loop runs in the parent only
+    if (loop_.joinable()) loop_.detach();
+    return;
+  }
   [[maybe_unused]] int ignored = eventfd_write(wake_fd_, 1);
   if (loop_.joinable()) loop_.join();
   if (listen_fd_ >= 0) ::shutdown(listen_fd_, SHUT_RDWR);

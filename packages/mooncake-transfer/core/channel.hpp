@@ -5,6 +5,8 @@
 //   u32 body length | u8 version | u8 type | u16 method length | u64 request id | method | body     (little endian)
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -97,6 +99,7 @@ class Channel {
   uint16_t port_ = 0;
   std::string hello_;
   std::thread loop_;
+  const pid_t owner_ = getpid();
   std::atomic<bool> closing_{false};
   std::atomic<uint64_t> next_id_{1};
   std::mutex mutex_;

@@ -70,7 +70,7 @@ Status Endpoint::connect(const std::string& address, mc_handle* connection) {
 
 void Endpoint::disconnect(mc_handle connection) {
   std::shared_lock life(life_);
-  if (handle_ != 0) table_->disconnect(handle_, connection);
+  if (handle_ != 0 && getpid() == owner_) table_->disconnect(handle_, connection);
 }
 
 Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered) {
@@ -98,7 +98,7 @@ Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint
 
 void Endpoint::release_key(mc_handle remote) {
   std::shared_lock life(life_);
-  if (handle_ != 0) table_->release_key(handle_, remote);
+  if (handle_ != 0 && getpid() == owner_) table_->release_key(handle_, remote);
 }
 
 Status Endpoint::stats(mc_stats* stats) {

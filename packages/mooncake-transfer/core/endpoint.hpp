@@ -1,6 +1,8 @@
 // One driver, opened: its C function table and the handle of its endpoint in this engine.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <functional>
 #include <mutex>
@@ -29,6 +31,8 @@ class Endpoint {
   Status open(const Options& options);
   // Waits for calls in progress, then ends every operation. Safe to call twice.
   void close();
+  // In a forked child: the driver's threads are not there, so nothing of it may be called any more.
+  void abandon() { handle_ = 0; }
 
   const std::string& name() const { return name_; }
   const mc_caps& caps() const { return caps_; }
@@ -65,6 +69,7 @@ class Endpoint {
   const mc_driver_v1* table_;
   std::string name_;
   mc_handle handle_ = 0;
+  const pid_t owner_ = getpid();
   mc_caps caps_{};
   std::shared_mutex life_;  // shared by calls, exclusive for close
   std::mutex turn_;         // held by the thread that polls

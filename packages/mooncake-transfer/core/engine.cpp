@@ -2,7 +2,6 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -81,6 +80,12 @@ Status Engine::start() {
 }
 
 void Engine::close() {
+  if (getpid() != owner_) {  // a forked child: its parent goes on with everything, and locks may be held for ever
+    closing_ = true;
+    if (progress_.joinable()) progress_.detach();
+    for (auto& endpoint : *endpoints_) endpoint->abandon();
+    return;
+  }
   std::call_once(closed_, [this] {
     closing_ = true;
     wake();

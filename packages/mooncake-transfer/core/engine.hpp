@@ -1,6 +1,8 @@
 // The engine: drivers, regions, peers, and the thread that keeps transfers going.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -89,6 +91,7 @@ class Engine {
   int wake_fd_ = -1;
   int epoll_fd_ = -1;
   std::thread progress_;
+  const pid_t owner_ = getpid();
 };
 
 }  // namespace mooncake

@@ -13,12 +13,14 @@ from mooncake_transfer.errors import DriverUnavailable
 GOOD = """
 from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl
 
+DRAM = frozenset({"dram"})
+
 @hookimpl
 def mooncake_transfer_drivers():
     return [
-        DriverInfo("sound", frozenset({"dram"}), 5, probe=lambda: Available(("dev0",)), load=lambda: None),
-        DriverInfo("absent", frozenset({"dram"}), 6, probe=lambda: Unavailable("no card; buy one"), load=lambda: None),
-        DriverInfo("rude", frozenset({"dram"}), 7, probe=lambda: 1 / 0, load=lambda: None),
+        DriverInfo("sound", DRAM, 5, probe=lambda: Available(("dev0",)), load=lambda: None),
+        DriverInfo("absent", DRAM, 6, probe=lambda: Unavailable("no card; buy one"), load=lambda: None),
+        DriverInfo("rude", DRAM, 7, probe=lambda: 1 / 0, load=lambda: None),
     ]
 """
 FAILS_TO_IMPORT = "import a_vendor_library_that_is_not_there"

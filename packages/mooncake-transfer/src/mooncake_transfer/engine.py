@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import itertools
 import logging
+import os
 import secrets
 import threading
 import weakref
@@ -68,7 +69,9 @@ class TransferEngine:
         self._peer_locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
         self._dispatcher = Dispatcher(self._channel, self.config.handler_threads)
-        self._finalizer = weakref.finalize(self, _shut_down, self._channel, self._dispatcher, self._core)
+        self._finalizer = weakref.finalize(
+            self, _shut_down, self._channel, self._dispatcher, self._core, os.getpid()
+        )
         try:
             self.address = self._start()
         except BaseException:
@@ -327,7 +330,9 @@ def _as_blocks(blocks: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     return np.ascontiguousarray(array, dtype=np.uint64)
 
 
-def _shut_down(channel: Channel, dispatcher: Dispatcher, core: CoreEngine) -> None:
+def _shut_down(channel: Channel, dispatcher: Dispatcher, core: CoreEngine, owner_pid: int) -> None:
+    if os.getpid() != owner_pid:
+        return  # a forked child: threads, sockets and regions are its parent's
     channel.close()
     dispatcher.stop()
     core.close()

@@ -1,0 +1,267 @@
+"""The engine as users meet it, with real drivers, two engines in one process."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from mooncake_transfer import Caller, Region, RemoteRegion, TransferConfig, TransferEngine
+from mooncake_transfer.errors import (
+    ConfigError,
+    EngineClosed,
+    MemoryUnavailable,
+    PeerRestarted,
+    PeerUnreachable,
+    RegionBusy,
+    RegionClosed,
+    RegionRefused,
+    RemoteError,
+    TransferError,
+)
+
+DEADLINE_S = 10.0
+MIB = 1 << 20
+
+
+@pytest.fixture
+def engines() -> Iterator[tuple[TransferEngine, TransferEngine]]:
+    with TransferEngine() as here, TransferEngine() as there:
+        yield here, there
+
+
+def share(here: TransferEngine, there: TransferEngine, nbytes: int) -> tuple[Region, Region, RemoteRegion]:
+    """A region of each engine, and the second one as the first engine reaches it."""
+    local, owned = here.allocate(nbytes, name="local"), there.allocate(nbytes, name="owned")
+    return local, owned, here.import_region(owned.descriptor())
+
+
+def test_shared_memory_is_preferred_on_one_host(engines: tuple[TransferEngine, TransferEngine]) -> None:
+    local, owned, remote = share(*engines, MIB)
+    owned.view()[:] = bytes(range(256)) * (MIB // 256)
+    transfer = engines[0].read(local, remote, [[0, 0, MIB]])
+    transfer.wait(DEADLINE_S)
+    assert local.view() == owned.view()
+    assert transfer.bytes_by_driver == {"shm": MIB}
+    assert (transfer.nbytes, transfer.bytes_done) == (MIB, MIB)
+    assert transfer.seconds > 0
+
+
+def test_an_engine_without_shm_reaches_one_that_has_it_over_tcp() -> None:
+    with TransferEngine(TransferConfig(drivers=("tcp",))) as here, TransferEngine() as there:
+        local, owned, remote = share(here, there, 4096)
+        local.view()[:] = b"x" * 4096
+        transfer = here.write(local, remote, [[0, 0, 4096]])
+        transfer.wait(DEADLINE_S)
+        assert bytes(owned.view()) == b"x" * 4096
+        assert transfer.bytes_by_driver == {"tcp": 4096}
+
+
+def test_contiguous_rows_move_as_one_and_empty_rows_are_skipped(
+    engines: tuple[TransferEngine, TransferEngine],
+) -> None:
+    local, owned, remote = share(*engines, MIB)
+    owned.view()[:] = np.random.default_rng(1).bytes(MIB)
+    rows = np.array([[i * 64, i * 64, 64 * (i % 3 != 0)] for i in range(1000)], dtype=np.uint64)
+    transfer = engines[0].read(local, remote, rows)
+    transfer.wait(DEADLINE_S)
+    for start, _, length in rows.tolist():
+        assert local.view()[start : start + length] == owned.view()[start : start + length]
+    assert transfer.nbytes == int(rows[:, 2].sum())
+    engines[0].read(local, remote, []).wait(0)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([0, 1, 4096], "owned"),
+        ([1, 0, 4096], "local"),
+        ([0, 4097, 0], "owned"),
+        ([2**63, 0, 8], "local"),
+        ([0, 2**64 - 8, 16], "owned"),
+    ],
+)
+def test_a_row_outside_a_region_is_refused_before_anything_moves(
+    engines: tuple[TransferEngine, TransferEngine], row: list[int], message: str
+) -> None:
+    local, _, remote = share(*engines, 4096)
+    with pytest.raises(RegionRefused, match=f"outside.*{message}"):
+        engines[0].read(local, remote, np.array([[0, 0, 8], row], dtype=np.uint64))
+
+
+@pytest.mark.parametrize("blocks", [[[0, 0]], [0, 0, 8], [[0.5, 0, 8]], [[-1, 0, 8]], "abc"])
+def test_blocks_of_another_shape_or_type_are_refused(
+    engines: tuple[TransferEngine, TransferEngine], blocks: object
+) -> None:
+    local, _, remote = share(*engines, 4096)
+    with pytest.raises(ConfigError, match="blocks"):
+        engines[0].write(local, remote, blocks)  # type: ignore[arg-type]
+
+
+def test_a_region_reached_by_name_needs_its_key(engines: tuple[TransferEngine, TransferEngine]) -> None:
+    here, there = engines
+    owned = there.allocate(4096, name="kv")
+    peer = here.connect(there.address)
+    assert peer.region("kv", owned.key).nbytes == 4096
+    with pytest.raises(RegionRefused, match="'kv'"):
+        peer.region("kv", bytes(16))
+    with pytest.raises(RegionRefused, match="'other'"):
+        peer.region("other", owned.key)
+
+
+def test_a_closed_region_is_refused_on_both_sides(engines: tuple[TransferEngine, TransferEngine]) -> None:
+    local, owned, remote = share(*engines, 4096)
+    owned.close()
+    owned.close()
+    with pytest.raises(RegionClosed):
+        owned.descriptor()
+    with pytest.raises(RegionRefused):
+        engines[0].read(local, remote, [[0, 0, 64]]).wait(DEADLINE_S)
+    local.close()
+    with pytest.raises(RegionClosed):
+        engines[0].read(local, remote, [[0, 0, 64]])
+
+
+def test_a_descriptor_of_an_engine_that_is_gone_is_never_used_with_its_successor() -> None:
+    with TransferEngine() as here:
+        first = TransferEngine()
+        port = int(first.address.rpartition(":")[2])
+        descriptor = first.allocate(4096).descriptor()
+        first.close()
+        with pytest.raises(PeerUnreachable, match=r"127\.0\.0\.1"):
+            here.import_region(descriptor)
+        with TransferEngine(TransferConfig(port=port)), pytest.raises(PeerRestarted, match="another process"):
+            here.import_region(descriptor)
+
+
+def test_registered_memory_of_the_user_is_used_in_place(
+    engines: tuple[TransferEngine, TransferEngine],
+) -> None:
+    here, there = engines
+    array = np.zeros((16, 64), dtype=np.float32)
+    local = here.register(array)
+    owned = there.allocate(local.nbytes)
+    owned.view().cast("B")[:] = np.arange(1024, dtype=np.float32).tobytes()
+    here.read(local, here.import_region(owned.descriptor()), [[0, 0, local.nbytes]]).wait(DEADLINE_S)
+    assert array.reshape(-1).tolist() == list(range(1024))
+
+
+@pytest.mark.parametrize("memory", [b"read only", bytearray(), np.zeros((4, 4))[:, ::2], 17, None])
+def test_memory_that_cannot_be_registered_is_refused(
+    engines: tuple[TransferEngine, TransferEngine], memory: object
+) -> None:
+    with pytest.raises(ConfigError, match="cannot register"):
+        engines[0].register(memory)
+
+
+def test_more_memory_than_there_is_is_refused_with_the_numbers(
+    engines: tuple[TransferEngine, TransferEngine],
+) -> None:
+    with pytest.raises(MemoryUnavailable, match=r"'huge'.*available"):
+        engines[0].allocate(1 << 50, name="huge")
+    with pytest.raises(ConfigError, match="positive"):
+        engines[0].allocate(0)
+
+
+def test_calls_notifications_and_failures_reach_the_other_side(
+    engines: tuple[TransferEngine, TransferEngine],
+) -> None:
+    here, there = engines
+    seen: list[tuple[bytes, Caller]] = []
+    arrived = threading.Event()
+
+    def note(payload: bytes, caller: Caller) -> None:
+        seen.append((payload, caller))
+        arrived.set()
+
+    def fail(payload: bytes, caller: Caller) -> bytes:
+        raise KeyError(payload.decode())
+
+    there.serve("echo", lambda payload, caller: payload + caller.address.encode())
+    there.serve("note", note)
+    there.serve("fail", fail)
+    peer = here.connect(there.address)
+    assert peer.call("echo", b"from ") == b"from " + here.address.encode()
+    peer.notify("note", b"hey")
+    assert arrived.wait(DEADLINE_S)
+    assert seen[0][0] == b"hey"
+    assert seen[0][1].epoch == here.epoch
+    with pytest.raises(RemoteError, match="no such thing") as failure:
+        peer.call("fail", b"no such thing")
+    assert failure.value.kind == "KeyError"
+    with pytest.raises(RemoteError, match="no handler for 'nothing'"):
+        peer.call("nothing")
+    with pytest.raises(ConfigError, match="already has a handler"):
+        there.serve("echo", fail)
+
+
+def test_the_owner_learns_that_a_peer_is_gone(engines: tuple[TransferEngine, TransferEngine]) -> None:
+    lost: list[Caller] = []
+    gone = threading.Event()
+
+    def note(caller: Caller) -> None:
+        lost.append(caller)
+        gone.set()
+
+    engines[1].on_peer_lost(note)
+    with TransferEngine() as visitor:
+        visitor.connect(engines[1].address)
+        address = visitor.address
+    assert gone.wait(DEADLINE_S)
+    assert [caller.address for caller in lost] == [address]
+
+
+def test_nobody_at_the_address_is_an_error_that_names_it(
+    engines: tuple[TransferEngine, TransferEngine],
+) -> None:
+    with pytest.raises(PeerUnreachable, match=r"127\.0\.0\.1:1"):
+        engines[0].connect("127.0.0.1:1")
+    with pytest.raises(ConfigError, match="host:port"):
+        engines[0].connect("nowhere")
+
+
+def test_a_transfer_can_be_awaited(engines: tuple[TransferEngine, TransferEngine]) -> None:
+    local, owned, remote = share(*engines, 32 * MIB)
+    owned.view()[-4:] = b"tail"
+
+    async def read() -> None:
+        await asyncio.gather(*[_await(engines[0].read(local, remote, [[0, 0, 32 * MIB]])) for _ in range(4)])
+
+    async def _await(transfer: object) -> None:
+        await transfer  # type: ignore[misc]
+
+    asyncio.run(read())
+    assert bytes(local.view()[-4:]) == b"tail"
+
+
+def test_closing_the_engine_ends_its_transfers_and_later_calls(
+    engines: tuple[TransferEngine, TransferEngine],
+) -> None:
+    here, _ = engines
+    local, _, remote = share(*engines, 64 * MIB)
+    transfers = [here.read(local, remote, [[0, 0, 64 * MIB]]) for _ in range(8)]
+    here.close()
+    for transfer in transfers:
+        try:
+            transfer.wait(DEADLINE_S)
+        except EngineClosed:
+            continue
+    with pytest.raises(EngineClosed):
+        here.allocate(4096)
+    with pytest.raises(TransferError):
+        here.read(local, remote, [[0, 0, 8]])
+
+
+def test_a_region_in_use_is_closed_after_its_transfers_or_not_at_all(
+    engines: tuple[TransferEngine, TransferEngine],
+) -> None:
+    here, _ = engines
+    local, _, remote = share(*engines, 64 * MIB)
+    transfers = [here.read(local, remote, [[0, 0, 64 * MIB]]) for _ in range(8)]
+    try:
+        local.close(timeout_s=0)
+    except RegionBusy:
+        local.close(DEADLINE_S)
+    for transfer in transfers:
+        transfer.wait(0)  # closing waited for them
