@@ -107,7 +107,8 @@ class ChildProcess:
         status = self._await_exit(KILL_TIMEOUT_S)
         tail = self.log_tail()
         ended = "closed its ready pipe but runs on" if status is None else _describe_exit(status)
-        reason = last_words(tail)
+        # What a killed process logged last has nothing to do with its end.
+        reason = "" if status is not None and status < 0 else last_words(tail)
         return ProcessDied(self.name, f"{reason} ({ended})" if reason else ended, tail)
 
     def log_tail(self) -> list[str]:

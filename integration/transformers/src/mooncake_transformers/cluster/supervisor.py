@@ -220,10 +220,11 @@ class Cluster:
     def _respawn(self, part: Part, now_s: float) -> None:
         part.restart_at_s = None
         part.ready_by_s = now_s + self.spec.start_timeout_s
-        dead = part.child
-        part.child = ChildProcess(part.name, self._argv_again(part), dead.log_path)
         self._tell(part, "starting")
-        part.child.spawn()
+        child = ChildProcess(part.name, self._argv_again(part), part.child.log_path)
+        child.spawn()
+        # Only now: whoever reads the part from another thread finds a child that has a process id.
+        part.child = child
 
     def _argv_again(self, part: Part) -> list[str]:
         # At the port it had, where the conductor and clients look for it.
