@@ -1,0 +1,55 @@
+"""``mooncake conductor``: runs the gateway in front of a cluster of workers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from mooncake_conductor._errors import ConfigError, ListenFailed
+from mooncake_conductor.config import load_config
+from mooncake_conductor.server import ConductorServer
+from mooncake_transfer.hooks import hookimpl
+from mooncake_transfer.process import announce_ready, configure_logging, watch_lifeline
+
+__all__ = ["conductor", "mooncake_cli"]
+
+USAGE_ERROR_STATUS = 2
+
+
+@hookimpl
+def mooncake_cli(app: typer.Typer) -> None:
+    """Add ``mooncake conductor``."""
+    app.command()(conductor)
+
+
+def conductor(
+    host: Annotated[str | None, typer.Option(help="Address to serve on (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the gateway; 0 takes any free one.")] = None,
+    worker: Annotated[list[str] | None, typer.Option(help="URL of a worker; repeat it for more.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Placement policy: cache_aware, round_robin, ...")
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    ready_fd: Annotated[
+        int | None, typer.Option(help="Descriptor that gets one line of JSON when ready.")
+    ] = None,
+    lifeline_fd: Annotated[int | None, typer.Option(help="Pipe whose end ends this process.")] = None,
+) -> None:
+    """Serve an OpenAI-compatible API with the given prefill and decode workers.
+
+    Other settings are read from MOONCAKE_CONDUCTOR_<FIELD> variables, see the package's README.
+    """
+    watch_lifeline(lifeline_fd)
+    configure_logging(log_level)
+    options = {"host": host, "port": port, "workers": tuple(worker) if worker else None, "policy": policy}
+    try:
+        server = ConductorServer(load_config(options))
+        asyncio.run(server.serve(lambda: announce_ready(ready_fd, {"url": server.url})))
+    except (ConfigError, ListenFailed) as error:
+        Console(stderr=True, highlight=False).print(
+            f"mooncake conductor: {error}", soft_wrap=True, markup=False
+        )
+        raise typer.Exit(USAGE_ERROR_STATUS) from error

@@ -1,0 +1,152 @@
+"""Checks what clients send, and keeps what the conductor itself needs of it. Pure.
+
+Fields that are not listed here are the worker's business: they are passed on as they came.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from mooncake_conductor._errors import InvalidRequest
+from mooncake_conductor.events import TokenId
+
+__all__ = [
+    "GenerationRequest",
+    "PrefixQuery",
+    "WorkerReference",
+    "parse_chat",
+    "parse_completion",
+    "parse_struct",
+]
+
+# What may change how a chat becomes tokens.
+CHAT_TEMPLATE_FIELDS = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_T = TypeVar("_T")
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Common(msgspec.Struct):
+    model: str
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    n: _Count | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+
+
+class _Chat(_Common, kw_only=True):
+    messages: list[_Message]
+
+
+class _Completion(_Common, kw_only=True):
+    prompt: str | list[TokenId]
+
+
+class PrefixQuery(msgspec.Struct):
+    """Body of ``POST /query``."""
+
+    model: str
+    token_ids: list[TokenId]
+
+
+class WorkerReference(msgspec.Struct):
+    """Body of ``POST /register`` and ``POST /unregister``."""
+
+    url: str
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request.
+
+    Attributes:
+        path: of the worker API.
+        body: the client's JSON object, unchanged.
+        model: name of the model.
+        stream: whether the answer is sent as events.
+        max_tokens: how many tokens the client wants at most, if it says so.
+        token_ids: the prompt, when it came as token ids.
+    """
+
+    path: Literal["/v1/completions", "/v1/chat/completions"]
+    body: dict[str, Any]
+    model: str
+    stream: bool
+    max_tokens: int | None
+    token_ids: list[int] | None = None
+
+    def tokenize_body(self) -> dict[str, Any]:
+        """Body of the ``POST /tokenize`` that turns the prompt into tokens."""
+        fields = ("prompt",) if "prompt" in self.body else ("messages", *CHAT_TEMPLATE_FIELDS)
+        return {"model": self.model, **{name: self.body[name] for name in fields if name in self.body}}
+
+
+def parse_chat(raw: bytes) -> GenerationRequest:
+    """Check the body of a chat completion. Raises InvalidRequest, which names the field."""
+    checked = parse_struct(raw, _Chat)
+    if not checked.messages:
+        raise InvalidRequest(
+            "messages is empty; send at least one message.", code="empty_messages", param="messages"
+        )
+    return _request("/v1/chat/completions", raw, checked, None)
+
+
+def parse_completion(raw: bytes) -> GenerationRequest:
+    """Check the body of a text completion. Raises InvalidRequest, which names the field."""
+    checked = parse_struct(raw, _Completion)
+    prompt = checked.prompt
+    if not prompt:
+        raise InvalidRequest("prompt is empty; send text or token ids.", code="empty_prompt", param="prompt")
+    return _request("/v1/completions", raw, checked, prompt if isinstance(prompt, list) else None)
+
+
+def parse_struct(raw: bytes, kind: type[_T]) -> _T:
+    """Read a JSON body as ``kind``. Raises InvalidRequest, which names the field that is wrong."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        param = _wrong_field(str(error))
+        raise InvalidRequest(
+            f"The request is not valid: {error}.", code="invalid_request", param=param
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"The body is not JSON: {error}.", code="invalid_json") from error
+
+
+def _wrong_field(message: str) -> str | None:
+    missing = re.search(r"missing required field `(\w+)`", message)
+    within = re.search(r"at `\$\.?([^`]*)`$", message)
+    parts = [match.group(1) for match in (within, missing) if match]
+    return ".".join(parts) or None
+
+
+def _request(
+    path: Literal["/v1/completions", "/v1/chat/completions"],
+    raw: bytes,
+    checked: _Common,
+    token_ids: list[int] | None,
+) -> GenerationRequest:
+    return GenerationRequest(
+        path=path,
+        body=msgspec.json.decode(raw),
+        model=checked.model,
+        stream=bool(checked.stream),
+        max_tokens=checked.max_completion_tokens or checked.max_tokens,
+        token_ids=token_ids,
+    )
