@@ -63,6 +63,8 @@ def test_the_conductor_is_told_every_worker() -> None:
             "a.b.MemoryUnavailable: 9 GiB",
         ),
         (["INFO start", "error: port 80 is taken;", "choose another"], "port 80 is taken; choose another"),
+        (["mooncake conductor: port 80 is taken", "2026-01-01 INFO stopped"], "port 80 is taken"),
+        (["mooncake store master cannot start: no room"], "no room"),
         (["\x1b[1;31merror:\x1b[0m no such model"], "no such model"),
     ],
 )

@@ -1,0 +1,6 @@
+"""For tests that want a whole cluster: ``mooncake serve`` as a child process, and a small model for it."""
+
+from mooncake_transformers.cluster.testing.chat_model import save_chat_model
+from mooncake_transformers.cluster.testing.served import ServedCluster, run_mooncake, wait_until
+
+__all__ = ["ServedCluster", "run_mooncake", "save_chat_model", "wait_until"]
