@@ -13,9 +13,9 @@ __all__ = ["conductor_argv", "master_argv", "worker_argv"]
 MOONCAKE = (sys.executable, "-m", "mooncake_transfer.cli")
 
 
-def master_argv(spec: ClusterSpec) -> list[str]:
-    """Command of the store's master, on any free port."""
-    return [*MOONCAKE, "store", "master", "--host", spec.host, "--port", "0"]
+def master_argv(spec: ClusterSpec, port: int) -> list[str]:
+    """Command of the store's master, its channel on ``port``; 0 is any free port."""
+    return [*MOONCAKE, "store", "master", "--host", spec.host, "--port", str(port)]
 
 
 def worker_argv(spec: ClusterSpec, role: str, master: str, port: int) -> list[str]:

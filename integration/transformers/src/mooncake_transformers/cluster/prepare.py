@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mooncake_transformers.cluster.spec import ClusterSpec
 from mooncake_transformers.cluster.supervisor import check_port_is_free
-from mooncake_transformers.config import DEFAULT_MODEL
+from mooncake_transformers.config import DEFAULT_MODEL, calm_openmp
 
 __all__ = ["prepare"]
 
@@ -19,6 +19,7 @@ def prepare(spec: ClusterSpec) -> str:
     if spec.model != DEFAULT_MODEL:
         return spec.model
     # Imports torch, which takes seconds: not for a model that is a folder.
+    calm_openmp()
     from mooncake_transformers.default_model import ensure_default_model
 
     return str(ensure_default_model())

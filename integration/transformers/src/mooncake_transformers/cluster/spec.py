@@ -30,7 +30,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         drivers: transfer drivers to use; None is every usable one.
         start_timeout_s: how long one process may take until it is ready.
         stop_timeout_s: how long one process may take to end when asked to, before it is killed.
-        restart: whether a worker or the conductor that dies is started again, at the same port.
+        restart: whether a process that dies is started again, at the same port.
         max_restarts_per_minute: a process that dies more often than this fails the cluster.
     """
 

@@ -49,9 +49,9 @@ class Part:
 class Cluster:
     """Store master, workers and conductor as child processes of this one. A context manager.
 
-    ``start`` returns when requests can be sent to ``url``. A worker or conductor that dies later is started
-    again at the same port; when one dies too often, or the store's master dies, ``failure`` is set and
-    nothing is restarted any more. ``close`` leaves no process behind; should this process be killed, the
+    ``start`` returns when requests can be sent to ``url``. A process that dies later is started again at the
+    same port, where the others find it; when one dies too often, ``failure`` is set and nothing is restarted
+    any more. ``close`` leaves no process behind; should this process be killed, the
     children end by themselves. ``start`` and ``close`` belong to one thread; the rest may be read from any.
     """
 
@@ -147,7 +147,7 @@ class Cluster:
 
     def _start_in_order(self) -> None:
         spec = self.spec
-        self._spawn_and_wait([self._add("store", "store", master_argv(spec))])
+        self._spawn_and_wait([self._add("store", "store", master_argv(spec, port=0))])
         master = self.part("store").endpoint
         workers = [
             self._add(f"{role}-{index}", role, worker_argv(spec, role, master, port=0))
@@ -211,7 +211,7 @@ class Cluster:
         part.is_ready = False
         self._tell(part, "died", str(death))
         delay_s = part.budget.delay_after_death(now_s)
-        if not self.spec.restart or part.role == "store" or delay_s is None:
+        if not self.spec.restart or delay_s is None:
             raise death
         log.warning("%s; starting it again in %.1f s", death, delay_s)
         part.child.stop(0)
@@ -227,7 +227,9 @@ class Cluster:
         part.child = child
 
     def _argv_again(self, part: Part) -> list[str]:
-        # At the port it had, where the conductor and clients look for it.
+        # At the port it had, where the others look for it.
+        if part.role == "store":
+            return master_argv(self.spec, part.port)
         if part.role == "conductor":
             urls = [other.endpoint for other in self.parts if other.role in ("prefill", "decode")]
             return conductor_argv(self.spec, urls, part.port)

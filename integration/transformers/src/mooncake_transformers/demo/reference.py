@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from mooncake_transformers.config import calm_openmp
 from mooncake_transformers.demo.client import Answer
 from mooncake_transformers.demo.conversation import Message
 
@@ -24,23 +25,39 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 class WholeModel:
     """A causal language model and its tokenizer as transformers loads them; none of the cluster's code."""
 
-    def __init__(self, source: str, *, dtype: str, device: str) -> None:
-        """Load from a folder or the hub. Takes seconds; raises OSError when there is no such model."""
+    def __init__(self, source: str, *, dtype: str, device: str, threads: int = 0) -> None:
+        """Load from a folder or the hub. Takes seconds; raises OSError when there is no such model.
+
+        Args:
+            source: the folder or the hub name.
+            dtype: a torch dtype's name.
+            device: a torch device.
+            threads: how many torch computes with, in the whole process; 0 leaves that as it is.
+        """
+        calm_openmp()
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
 
+        if threads > 0:
+            torch.set_num_threads(threads)
+        disable_progress_bar()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(source)
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
         self._model: Any = model.to(device).eval()
 
-    def answer(self, chat: list[Message], *, max_tokens: int) -> Reference:
-        """Answer a chat with ``generate``, greedy, from nothing."""
+    def answer(self, prompt: str | list[Message], *, max_tokens: int) -> Reference:
+        """Continue a text, or answer a chat, with ``generate``: greedy and from nothing."""
         import torch
         from transformers import GenerationConfig
 
-        encoded = self._tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-        ).to(self._model.device)
+        if isinstance(prompt, str):
+            encoded = self._tokenizer(prompt, return_tensors="pt")
+        else:
+            encoded = self._tokenizer.apply_chat_template(
+                prompt, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+            )
+        input_ids = encoded["input_ids"].to(self._model.device)
         # A configuration of its own: the model's may sample, and this must be plain greedy.
         make_config: Any = GenerationConfig
         ends = self._end_token_ids()
@@ -50,9 +67,10 @@ class WholeModel:
             eos_token_id=ends or None,
             pad_token_id=ends[0] if ends else 0,
         )
+        mask = torch.ones_like(input_ids)
         with torch.inference_mode():
-            whole = self._model.generate(**encoded, generation_config=greedy)[0].tolist()
-        prompt_length = encoded["input_ids"].shape[1]
+            whole = self._model.generate(input_ids, attention_mask=mask, generation_config=greedy)[0].tolist()
+        prompt_length = input_ids.shape[1]
         return Reference(
             prompt_token_ids=whole[:prompt_length],
             token_ids=whole[prompt_length:],

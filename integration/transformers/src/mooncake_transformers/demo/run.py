@@ -77,7 +77,7 @@ def _in_short(answer: Answer) -> str:
 
 def _run_whole(source: str, spec: ClusterSpec, asked: list[Asked], console: Console) -> list[Reference]:
     with console.status("loading the model"):
-        whole = WholeModel(source, dtype=spec.dtype, device=spec.device)
+        whole = WholeModel(source, dtype=spec.dtype, device=spec.device, threads=spec.threads)
     chats = [one.messages for one in asked]
     references: list[Reference] = []
     with console.status("") as status:

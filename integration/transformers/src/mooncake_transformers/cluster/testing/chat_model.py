@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save_file
-
-from mooncake_transformers.testing import save_tiny_model
+from mooncake_transformers.config import calm_openmp
 
 __all__ = ["CONTEXT_TOKENS", "save_chat_model"]
 
@@ -21,6 +18,12 @@ def save_chat_model(folder: Path) -> Path:
     It has a context of ``CONTEXT_TOKENS`` and never ends an answer by itself, so a test decides how long a
     stream is; its text is ASCII, so that every token shows at once.
     """
+    calm_openmp()
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from mooncake_transformers.testing import save_tiny_model
+
     save_tiny_model(folder)
     config_file = folder / "config.json"
     config = json.loads(config_file.read_text())

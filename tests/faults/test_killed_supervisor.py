@@ -1,0 +1,32 @@
+"""The program that started everything ends, in every way it can: nothing stays behind."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from mooncake_transformers.cluster.testing import Gateway, ServedCluster, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def test_kill_9_of_serve_takes_every_process_with_it(model_folder: Path, tmp_path: Path) -> None:
+    with ServedCluster(model_folder, tmp_path, "--threads", "1") as served:
+        assert Gateway(served.url, "tiny-chat").works()
+        assert len(served.family()) == 4
+        served.kill()
+        served.check_nothing_is_left(timeout_s=5)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_while_starting_leaves_nothing(
+    model_folder: Path, tmp_path: Path, signum: signal.Signals
+) -> None:
+    served = ServedCluster(model_folder, tmp_path)
+    served.spawn()
+    wait_until(lambda: "prefill-0" in served.log(), "the workers are being started", 60)
+    status = served.end_with(signum)
+    served.check_nothing_is_left()
+    assert status == (-signal.SIGKILL if signum == signal.SIGKILL else 130), served.log()

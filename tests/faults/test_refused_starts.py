@@ -1,0 +1,60 @@
+"""What cannot be started is refused with one clear line, status 2, and nothing left running."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mooncake_transformers.cluster.testing import run_mooncake
+
+CANNOT_START = 2
+
+
+@pytest.fixture(autouse=True)
+def no_child_is_left() -> Iterator[None]:
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def refusal(*arguments: str) -> str:
+    done = run_mooncake(*arguments)
+    assert done.returncode == CANNOT_START, done.stdout + done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_a_taken_port_is_named_and_nothing_is_started(model_folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        done = run_mooncake("serve", "--model", str(model_folder), "--port", port)
+    assert done.returncode == CANNOT_START
+    assert port in done.stderr
+    assert "--port" in done.stderr
+    assert "starting" not in done.stdout
+
+
+@pytest.mark.slow
+def test_an_unknown_model_is_named(tmp_path: Path) -> None:
+    missing = str(tmp_path / "no-such-model")
+    line = refusal("serve", "--port", "0", "--model", missing)
+    assert missing in line
+
+
+@pytest.mark.slow
+def test_a_segment_larger_than_the_machine_is_refused_with_its_size(model_folder: Path) -> None:
+    line = refusal("serve", "--port", "0", "--model", str(model_folder), "--segment", "4000000GiB")
+    assert str(4_000_000 << 30) in line.replace(",", "") or "GiB" in line
+    assert "memory" in line.lower()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--prefill", "0"), ("--segment", "much"), ("--port", "70000"), ("--threads", "-1")]
+)
+def test_an_option_that_cannot_work_is_refused_with_its_value(option: str, value: str) -> None:
+    assert value in refusal("serve", option, value)
