@@ -19,15 +19,18 @@ __all__ = ["Conductor"]
 
 
 class Conductor:
-    """A running conductor without its HTTP face. Create it inside an event loop; ``start`` it, ``close`` it
-    there.
+    """A running conductor without its HTTP face. Create, ``start`` and ``close`` it inside one event loop.
 
     Raises ConfigError when the policy does not exist.
+
+    Attributes:
+        ending: set when requests that still run are to end in an error.
     """
 
     def __init__(self, config: ConductorConfig) -> None:
         policy = find_policy(config.policy)
         self.config = config
+        self.ending = asyncio.Event()
         self.metrics = Metrics()
         self.index = ClusterIndex()
         self.registry = WorkerRegistry(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -32,16 +33,26 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Says when it takes requests, and leaves signals alone: uvicorn would raise them again after its
-    shutdown, and the process would not exit cleanly."""
+    """Says when it takes requests, and ends those that outlast the grace period in a form that clients read.
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    Leaves signals alone: uvicorn would raise them again after its shutdown, and the process would not exit
+    cleanly.
+    """
+
+    def __init__(self, config: uvicorn.Config, conductor: Conductor, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
+        self._conductor = conductor
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        grace_s = self._conductor.config.shutdown_timeout_s
+        ending = asyncio.get_running_loop().call_later(grace_s, self._conductor.ending.set)
+        await super().shutdown(sockets)
+        ending.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -63,11 +74,10 @@ class ConductorServer:
         self._stopping = False
 
     async def serve(self, on_ready: Callable[[], None] = lambda: None, *, signals: bool = True) -> None:
-        """Serve until SIGTERM, SIGINT (with ``signals``) or ``stop``. ``on_ready`` is called when requests
-        are taken.
+        """Serve until SIGTERM, SIGINT (with ``signals``) or ``stop``; ``on_ready`` is called when requests are taken.
 
-        Running requests may go on for ``shutdown_timeout_s``, then they are cut. Raises ConfigError before it
-        serves when the policy does not exist.
+        Running requests may go on for ``shutdown_timeout_s``, then they end in an error. Raises ConfigError
+        before it serves when the policy does not exist.
         """
         try:
             conductor = Conductor(self._config)
@@ -93,8 +103,10 @@ class ConductorServer:
                 access_log=False,
                 lifespan="off",
                 server_header=False,
-                timeout_graceful_shutdown=max(1, round(self._config.shutdown_timeout_s)),
+                # A last resort: by then the conductor has ended every request itself.
+                timeout_graceful_shutdown=math.ceil(self._config.shutdown_timeout_s) + 1,
             ),
+            conductor,
             on_ready,
         )
         self._server = server

@@ -66,7 +66,7 @@ class _Gateway:
 
         async def endpoint(request: Request) -> Response:
             checked = parse(await self._body(request))
-            return GenerationResponse(self._conductor.proxy, self._conductor.metrics, checked)
+            return GenerationResponse(self._conductor, checked)
 
         return endpoint
 
