@@ -37,11 +37,12 @@ class WholeModel:
         calm_openmp()
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils.logging import disable_progress_bar
+        from transformers.utils import logging as transformers_logging
 
         if threads > 0:
             torch.set_num_threads(threads)
-        disable_progress_bar()
+        quieten: Any = transformers_logging.disable_progress_bar
+        quieten()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(source)
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
         self._model: Any = model.to(device).eval()
