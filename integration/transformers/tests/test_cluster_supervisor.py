@@ -142,6 +142,15 @@ def test_log_files_are_gone_after_close() -> None:
     assert not logs[0].parent.exists()
 
 
+def test_log_files_stay_in_a_folder_that_was_asked_for(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    with Cluster(ClusterSpec(), log_folder=logs):
+        pass
+    assert {path.name for path in logs.iterdir()} == {
+        "store.log", "prefill-0.log", "decode-0.log", "conductor.log"
+    }  # fmt: skip
+
+
 def test_children_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     program = tmp_path / "supervise.py"
     program.write_text(

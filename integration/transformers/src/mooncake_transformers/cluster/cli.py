@@ -44,6 +44,7 @@ Threads = Annotated[int, typer.Option(help="Threads each worker computes with; 0
 Driver = Annotated[
     list[str] | None, typer.Option(help="Transfer driver to use; repeat for more. Absent: all.")
 ]
+Logs = Annotated[Path | None, typer.Option(help="Folder for each process's log; absent: not kept.")]
 JsonReady = Annotated[Path | None, typer.Option(help="Write URLs and process ids to this file when ready.")]
 JsonReport = Annotated[Path | None, typer.Option("--json", help="Write the whole report to this file.")]
 
@@ -67,6 +68,7 @@ def serve(
     pool: Pool = str(DEFAULTS.pool_bytes),
     threads: Threads = DEFAULTS.threads,
     driver: Driver = None,
+    logs: Logs = None,
     json_ready: JsonReady = None,
 ) -> None:
     """Serve a model with prefill and decode apart, on this machine, until Ctrl-C.
@@ -89,7 +91,7 @@ def serve(
             threads=threads,
             drivers=tuple(driver) if driver else None,
         )
-        _serve(spec, make_console(), json_ready)
+        _serve(spec, make_console(), logs, json_ready)
 
 
 def demo(
@@ -98,6 +100,7 @@ def demo(
     device: Device = DEFAULTS.device,
     threads: Threads = DEFAULTS.threads,
     driver: Driver = None,
+    logs: Logs = None,
     json_report: JsonReport = None,
 ) -> None:
     """Show the idea: a conversation whose shared beginning is computed once, checked token by token.
@@ -119,7 +122,7 @@ def demo(
             drivers=tuple(driver) if driver else None,
         )
         with stop_on_signals() as stop:
-            report = run_demo(spec, console, stop)
+            report = run_demo(spec, console, stop, log_folder=logs)
         print_report(report, console)
         if json_report is not None:
             write_report(report, json_report)
@@ -127,12 +130,12 @@ def demo(
         raise typer.Exit(TOKENS_DIFFER)
 
 
-def _serve(spec: ClusterSpec, console: Console, json_ready: Path | None) -> None:
+def _serve(spec: ClusterSpec, console: Console, logs: Path | None, json_ready: Path | None) -> None:
     with stop_on_signals() as stop:
         with stop.interrupting():
             prepare(spec)
         with ClusterView(console) as view:
-            cluster = Cluster(spec, on_progress=view.show, stop=stop.event)
+            cluster = Cluster(spec, on_progress=view.show, stop=stop.event, log_folder=logs)
             cluster.start()
         try:
             _print_how_to_use(cluster, console)

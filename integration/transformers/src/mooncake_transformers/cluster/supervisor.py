@@ -61,6 +61,7 @@ class Cluster:
         *,
         on_progress: OnProgress = ignore_progress,
         stop: threading.Event | None = None,
+        log_folder: Path | None = None,
     ) -> None:
         """Describe a cluster; nothing is started.
 
@@ -68,13 +69,15 @@ class Cluster:
             spec: what it consists of.
             on_progress: called for every step, also from the thread that watches the children.
             stop: setting it makes ``start`` stop what it has started and raise ClusterStopped.
+            log_folder: where the processes' logs go and stay; None is a temporary folder.
         """
         self.spec = spec
         self.parts: list[Part] = []
         self.failure: ClusterError | None = None
         self._on_progress = on_progress
         self._stop = stop or threading.Event()
-        self._folder: Path | None = None
+        self._log_folder = log_folder
+        self._scratch: Path | None = None
         self._closing = threading.Event()
         self._watcher: threading.Thread | None = None
 
@@ -107,7 +110,7 @@ class Cluster:
         Raises PortTaken, ProcessDied, ProcessNotReady, ClusterStopped; then nothing is left running.
         """
         check_port_is_free(self.spec.host, self.spec.port)
-        self._folder = Path(tempfile.mkdtemp(prefix="mooncake-"))
+        self._make_log_folder()
         try:
             self._start_in_order()
         except BaseException:
@@ -118,7 +121,7 @@ class Cluster:
         self._watcher.start()
 
     def close(self) -> None:
-        """Stop every process, the last started first, and remove the log files. Safe to call twice."""
+        """Stop every process, the last started first, and remove temporary logs. Safe to call twice."""
         self._closing.set()
         if self._watcher is not None:
             self._watcher.join()
@@ -133,9 +136,9 @@ class Cluster:
             part.child.stop(self.spec.stop_timeout_s)
             self._tell(part, "stopped")
         self.parts = []
-        if self._folder is not None:
-            shutil.rmtree(self._folder)
-            self._folder = None
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch)
+            self._scratch = self._log_folder = None
 
     def wait(self, stop: threading.Event) -> None:
         """Block until ``stop`` is set. Raises the cluster's failure when it fails first."""
@@ -144,6 +147,12 @@ class Cluster:
                 raise self.failure
 
     # --- starting ---
+
+    def _make_log_folder(self) -> None:
+        if self._log_folder is None:
+            self._log_folder = self._scratch = Path(tempfile.mkdtemp(prefix="mooncake-"))
+        else:
+            self._log_folder.mkdir(parents=True, exist_ok=True)
 
     def _start_in_order(self) -> None:
         spec = self.spec
@@ -159,8 +168,8 @@ class Cluster:
         self._spawn_and_wait([self._add("conductor", "conductor", conductor_argv(spec, urls, spec.port))])
 
     def _add(self, name: str, role: str, argv: list[str]) -> Part:
-        assert self._folder is not None
-        child = ChildProcess(name, argv, self._folder / f"{name}.log")
+        assert self._log_folder is not None
+        child = ChildProcess(name, argv, self._log_folder / f"{name}.log")
         part = Part(name, role, child, RestartBudget(self.spec.max_restarts_per_minute))
         self.parts.append(part)
         return part

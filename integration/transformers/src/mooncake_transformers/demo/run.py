@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.text import Text
 
@@ -17,9 +19,12 @@ from mooncake_transformers.demo.report import Asked, Report, make_report
 __all__ = ["run_demo"]
 
 
-def run_demo(spec: ClusterSpec, console: Console, stop: StopSignal) -> Report:
+def run_demo(
+    spec: ClusterSpec, console: Console, stop: StopSignal, *, log_folder: Path | None = None
+) -> Report:
     """Run it all and return what it found; progress goes to ``console``.
 
+    Each process's log is kept in ``log_folder`` where one is given.
     Raises ClusterError, WorkerError, DemoError, OSError, and KeyboardInterrupt when ``stop`` is set. Nothing
     is left running then.
     """
@@ -27,7 +32,7 @@ def run_demo(spec: ClusterSpec, console: Console, stop: StopSignal) -> Report:
         source = prepare(spec)
     with ClusterView(console) as view:
         console.rule("[bold]1. Start store, workers and conductor", align="left")
-        cluster = Cluster(spec, on_progress=view.show, stop=stop.event)
+        cluster = Cluster(spec, on_progress=view.show, stop=stop.event, log_folder=log_folder)
         cluster.start()
     try:
         with stop.interrupting():
