@@ -5,6 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 import torch
+
 from mooncake_transformers._errors import ConfigError, KVPoolExhausted
 from mooncake_transformers.blocks import BlockWaiters, release_when_done
 from mooncake_transformers.kv_layout import KVLayout, LayerShape

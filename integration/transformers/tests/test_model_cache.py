@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from mooncake_transformers.config import WorkerConfig
 from mooncake_transformers.kv_pool import KVPool
 from mooncake_transformers.model import CausalModel, load_model
@@ -38,7 +39,9 @@ def whole(model: CausalModel, token_ids: list[int]) -> list[int]:
     return [int(token) for token in made[0, len(token_ids) :]]
 
 
-def continued(model: CausalModel, logits: torch.Tensor, forward: Callable[[list[int]], torch.Tensor]) -> list[int]:
+def continued(
+    model: CausalModel, logits: torch.Tensor, forward: Callable[[list[int]], torch.Tensor]
+) -> list[int]:
     tokens = []
     for _ in range(NEW_TOKENS):
         tokens.append(int(logits.argmax()))
@@ -89,7 +92,9 @@ def test_decoding_from_fetched_blocks_with_a_partial_tail_gives_the_same_tokens(
     got = [spare[number] for number in (7, 0, 8, 3, 1)]
     size = sender.layout.block_bytes
     for source, target in zip(sent, got, strict=True):
-        receiver.memory[target * size : (target + 1) * size] = sender.memory[source * size : (source + 1) * size]
+        receiver.memory[target * size : (target + 1) * size] = sender.memory[
+            source * size : (source + 1) * size
+        ]
     fetched = model.new_cache(1)
     fetched.load(receiver, got, 75, model.device)
     assert continued(model, logits, lambda tokens: model.forward(tokens, fetched)) == whole(model, token_ids)

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig, MambaConfig, MambaForCausalLM, T5Config, ViTConfig
+
 from mooncake_transformers._errors import UnknownModel, UnsupportedModel
 from mooncake_transformers.config import WorkerConfig
 from mooncake_transformers.model import load_model
 from mooncake_transformers.testing import save_tiny_model
-from transformers import LlamaConfig, MambaConfig, MambaForCausalLM, T5Config, ViTConfig
 
 
 def load(source: object) -> None:
@@ -25,9 +26,13 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_hub_model_that_cannot_be_had_is_unknown_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_model_that_cannot_be_had_is_unknown_and_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UnknownModel, match=r"'mooncake-test/no-such-model'.*without network, give a local folder"):
+    with pytest.raises(
+        UnknownModel, match=r"'mooncake-test/no-such-model'.*without network, give a local folder"
+    ):
         load("mooncake-test/no-such-model")
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+
 from mooncake_transformers.answer import Answer
 from mooncake_transformers.sampling import Sampling, choose_token
 from mooncake_transformers.text_stream import TextStream
@@ -46,7 +47,10 @@ def answer(max_tokens: int, stop: tuple[str, ...] = ()) -> Answer:
 
 def test_an_answer_ends_at_its_token_limit_with_all_its_text() -> None:
     made = answer(2)
-    assert [(step.text, step.finish) for step in (made.accept(0), made.accept(1))] == [("a", None), ("b", "length")]
+    assert [(step.text, step.finish) for step in (made.accept(0), made.accept(1))] == [
+        ("a", None),
+        ("b", "length"),
+    ]
 
 
 def test_an_answer_ends_at_the_end_token_which_is_no_text() -> None:

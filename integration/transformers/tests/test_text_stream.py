@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mooncake_transformers.text_stream import TextStream
+
 from mooncake_transformers.testing import save_tiny_model
+from mooncake_transformers.text_stream import TextStream
 from mooncake_transformers.tokenizer import Tokenizer
 
 
@@ -38,7 +39,9 @@ def test_pieces_join_to_the_text_and_never_hold_half_a_character(text: str) -> N
 
 
 @given(st.text("abé", max_size=30), st.lists(st.text("abé", min_size=1, max_size=4), max_size=3))
-def test_text_ends_before_the_first_stop_string_and_no_part_of_one_gets_out(text: str, stop: list[str]) -> None:
+def test_text_ends_before_the_first_stop_string_and_no_part_of_one_gets_out(
+    text: str, stop: list[str]
+) -> None:
     pieces, stopped = stream(text.encode(), stop)
     found = [at for at in (text.find(one) for one in stop) if at >= 0]
     # A stop string is seen when it is complete, so the earliest to end wins; cut where that one begins.

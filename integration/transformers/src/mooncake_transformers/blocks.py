@@ -35,14 +35,15 @@ class BlockWaiters:
         return len(self._waiting)
 
     async def take(self, count: int) -> list[int]:
-        """``count`` blocks with one user each. Raises KVPoolExhausted when they do not become free in time."""
+        """``count`` blocks with one user each. Raises KVPoolExhausted when they are not free in time."""
         if not self._waiting:
             blocks = self._pool.try_allocate(count)
             if blocks is not None:
                 return blocks
         if len(self._waiting) >= self._max_waiting:
             raise KVPoolExhausted(
-                f"{len(self._waiting)} requests wait for KV blocks already; retry later, or raise kv_pool_bytes"
+                f"{len(self._waiting)} requests wait for KV blocks already; "
+                "retry later, or raise kv_pool_bytes"
             )
         place: asyncio.Future[list[int]] = self._loop.create_future()
         entry = (count, place)
@@ -53,8 +54,9 @@ class BlockWaiters:
             if place.done():
                 return place.result()
             raise KVPoolExhausted(
-                f"{count} KV blocks did not become free within {self._wait_s:g} s ({self._pool.free_count} of "
-                f"{self._pool.block_count} are free); retry later, or raise kv_pool_bytes"
+                f"{count} KV blocks did not become free within {self._wait_s:g} s "
+                f"({self._pool.free_count} of {self._pool.block_count} are free); "
+                "retry later, or raise kv_pool_bytes"
             ) from None
         except asyncio.CancelledError:
             if place.done():
@@ -84,5 +86,5 @@ class BlockWaiters:
 
 
 def release_when_done(pool: KVPool, blocks: Sequence[int], user: Future[Any]) -> None:
-    """Release the blocks once ``user`` (which reads or writes them in another thread) is done, well or not."""
+    """Release the blocks once ``user``, who reads or writes them in another thread, is done, well or not."""
     user.add_done_callback(lambda _: pool.release(blocks))

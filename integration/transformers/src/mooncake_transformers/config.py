@@ -96,7 +96,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def models_cache_folder() -> Path:
-    """Where converted models are kept: ``$XDG_CACHE_HOME/mooncake/models``, or the same under ``~/.cache``."""
+    """Where converted models are kept: ``mooncake/models`` in ``$XDG_CACHE_HOME``, or in ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base else Path.home() / ".cache") / "mooncake" / "models"
 

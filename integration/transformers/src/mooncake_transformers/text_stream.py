@@ -48,7 +48,7 @@ class TextStream:
         return self._match_stop(self._new_text(flush=False))
 
     def finish(self) -> str:
-        """The rest: held back text, and bytes that never became a character. To be called once, at the end."""
+        """The rest: text held back, and bytes that never became a character. For the end, once."""
         if self.stopped:
             return ""
         text = self._match_stop(self._new_text(flush=True))

@@ -96,7 +96,7 @@ class Worker:
         longest = min(self.model.context_tokens, self.pool.capacity_tokens)
         if longest < self.model.context_tokens:
             logger.warning(
-                "the KV pool holds %d tokens, less than the model's context of %d; that is the longest sequence now",
+                "the KV pool holds %d tokens, less than the model's context of %d: no sequence may be longer",
                 longest,
                 self.model.context_tokens,
             )
@@ -260,7 +260,8 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
         raise PortTaken(
-            f"cannot serve at {host}:{port}: {error.strerror or error}; choose another --port, or 0 for any free one"
+            f"cannot serve at {host}:{port}: {error.strerror or error}; "
+            "choose another --port, or 0 for any free one"
         ) from error
 
 

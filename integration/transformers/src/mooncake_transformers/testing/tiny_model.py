@@ -63,10 +63,11 @@ positions.
 
 
 def save_tiny_model(folder: Path, architecture: str = "llama", seed: int = 0) -> Path:
-    """Make a random model of ``architecture`` (a key of TINY_ARCHITECTURES) with its tokenizer in ``folder``."""
+    """Make a random model and its tokenizer in ``folder``; ``architecture`` is a key of TINY_ARCHITECTURES."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(TINY_ARCHITECTURES[architecture](), dtype=torch.float32)
+        make_model: Any = AutoModelForCausalLM.from_config
+        model = make_model(TINY_ARCHITECTURES[architecture](), dtype=torch.float32)
     model.save_pretrained(folder)
     _byte_tokenizer().save_pretrained(folder)
     return folder
@@ -79,7 +80,8 @@ def _byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    fast = PreTrainedTokenizerFast(
+    make_tokenizer: Any = PreTrainedTokenizerFast
+    fast: PreTrainedTokenizerFast = make_tokenizer(
         tokenizer_object=tokenizer, eos_token=SPECIAL_TOKENS[0], pad_token=SPECIAL_TOKENS[0]
     )
     fast.chat_template = CHAT_TEMPLATE
