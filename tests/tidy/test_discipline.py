@@ -66,15 +66,13 @@ def _is_broad(caught: ast.expr | None) -> bool:
 
 
 def bare_sleeps(tree: ast.Module) -> Iterator[int]:
-    """Give the lines of tests that sleep outside a loop: a wait on time in place of a condition."""
-    looped = {
-        id(inner)
-        for loop in ast.walk(tree)
-        if isinstance(loop, ast.While | ast.For)
-        for inner in ast.walk(loop)
-    }
+    """Give the lines that wait on time: a sleep outside a loop. `sleep(0)` only yields."""
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.While | ast.For)]
+    looped = {id(inner) for loop in loops for inner in ast.walk(loop)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and id(node) not in looped and ast.unparse(node.func) in SLEEPS:
+        if not isinstance(node, ast.Call) or id(node) in looped or ast.unparse(node.func) not in SLEEPS:
+            continue
+        if not all(isinstance(argument, ast.Constant) and argument.value == 0 for argument in node.args):
             yield node.lineno
 
 
@@ -177,7 +175,7 @@ def test_the_checker_finds_an_unexplained_broad_except(handler: str, found: list
 
 
 def test_the_checker_finds_a_sleep_that_waits_on_time() -> None:
-    text = "time.sleep(1)\nwhile not ready():\n    time.sleep(0.01)\n"
+    text = "time.sleep(1)\nwhile not ready():\n    time.sleep(0.01)\nasyncio.sleep(0)\n"
     assert list(bare_sleeps(ast.parse(text))) == [1]
 
 
