@@ -1,0 +1,106 @@
+"""The two kinds of memory a user reads into or writes from: registered with the engine, or not."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+import numpy as np
+
+from mooncake_store.mover import Uints
+from mooncake_store.own_segment import Bytes
+from mooncake_transfer import Region, TransferEngine
+
+__all__ = ["Registered", "Staged", "StagingBuffers"]
+
+KEPT_BUFFERS = 4
+
+
+class Registered:
+    """A region of the user: bytes move straight between it and the segments."""
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self.array: Bytes = np.frombuffer(region.view(), dtype=np.uint8)
+
+    def region(self) -> Region:
+        """The region itself."""
+        return self._region
+
+    def arrived(self, blocks: Uints) -> None:
+        """Nothing to do: they arrived where they belong."""
+
+
+class StagingBuffers:
+    """Regions through which unregistered memory reaches other processes. Thread-safe."""
+
+    def __init__(self, engine: TransferEngine, nbytes: int) -> None:
+        self._engine = engine
+        self._nbytes = nbytes
+        self._lock = threading.Lock()
+        self._idle: list[Region] = []
+        self._closed = False
+
+    def take(self, nbytes: int) -> Region:
+        """A region of at least ``nbytes``. Raises MemoryUnavailable of the engine."""
+        if nbytes <= self._nbytes:
+            with self._lock:
+                if self._idle:
+                    return self._idle.pop()
+        return self._engine.allocate(max(nbytes, self._nbytes), name="store-staging")
+
+    def give_back(self, region: Region) -> None:
+        """The region is not used any more, by nobody."""
+        with self._lock:
+            keep = region.nbytes == self._nbytes and len(self._idle) < KEPT_BUFFERS and not self._closed
+            if keep:
+                self._idle.append(region)
+        if not keep:
+            region.close()
+
+    def close(self) -> None:
+        """Free the buffers."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for region in idle:
+            region.close()
+
+
+class Staged:
+    """Any memory of this process. Takes a staging buffer only when bytes go to or come from another process.
+
+    A context manager: the buffer is given back at its end.
+    """
+
+    def __init__(self, array: Bytes, buffers: StagingBuffers, *, holds_data: bool) -> None:
+        """``holds_data``: the memory is going to be written from; otherwise it is read into."""
+        self.array = array
+        self._buffers = buffers
+        self._holds_data = holds_data
+        self._region: Region | None = None
+        self._staging: Bytes = array
+
+    def region(self) -> Region:
+        """A staging buffer; with a copy of the memory when that is to be written from."""
+        if self._region is None:
+            self._region = self._buffers.take(self.array.nbytes)
+            self._staging = np.frombuffer(self._region.view(), dtype=np.uint8)
+            if self._holds_data:
+                self._staging[: self.array.nbytes] = self.array
+        return self._region
+
+    def arrived(self, blocks: Uints) -> None:
+        """Bring the blocks to where they belong."""
+        for start, _, nbytes in blocks.tolist():
+            self.array[start : start + nbytes] = self._staging[start : start + nbytes]
+
+    def __enter__(self) -> Staged:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._region is not None:
+            self._buffers.give_back(self._region)
+            self._region = None
