@@ -1,2 +1,12 @@
 #include <nanobind/nanobind.h>
-NB_MODULE(_core, m) { m.doc() = "Compiled core of mooncake_transfer."; }
+
+#include "abi.hpp"
+
+namespace nb = nanobind;
+
+NB_MODULE(_core, module) {
+  module.doc() = "Compiled core of the shm driver. The engine calls it through the capsule, without Python.";
+  module.def(
+      "driver", [] { return nb::capsule(mooncake::shm::driver_table(), MC_DRIVER_CAPSULE); },
+      "The driver's C function table, as a PyCapsule.");
+}

@@ -1,0 +1,31 @@
+// What an initiator holds of a living peer.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <utility>
+
+#include "channel.hpp"
+#include "lease.hpp"
+#include "os.hpp"
+#include "status.hpp"
+
+namespace mooncake::shm {
+
+// The end of the socket tells the owner of the memory that no copy of ours is in flight. So every Access
+// shares the link, and the socket is shut only when the last copy that could use it is over.
+struct Link {
+  Link(UniqueFd socket, pid_t peer, UniqueFd its_end)
+      : channel(std::move(socket)), pid(peer), pidfd(std::move(its_end)) {}
+
+  // MC_OK while the peer lives: one system call, from any thread.
+  Status check_alive() const;
+
+  Channel channel;
+  pid_t pid;       // 0: not visible in our pid namespace
+  UniqueFd pidfd;  // tells of the peer's end even where a forked child of it keeps the socket open
+  std::shared_ptr<LeasePage> leases;  // comes with the welcome
+};
+
+}  // namespace mooncake::shm

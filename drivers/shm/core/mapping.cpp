@@ -1,0 +1,43 @@
+#include "mapping.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace mooncake::shm {
+
+bool sealed_against_shrinking(int fd) {
+  int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
+}
+
+Status Mapping::open(int fd, uint64_t offset, uint64_t length, std::shared_ptr<Mapping>& mapping) {
+  if (!sealed_against_shrinking(fd)) {
+    return failed(MC_UNSUPPORTED, "the memory's file is not sealed against shrinking (F_SEAL_SHRINK)");
+  }
+  struct stat file{};
+  if (fstat(fd, &file) != 0) return system_failure(MC_IO, "cannot stat the memory's file", errno);
+  uint64_t size = static_cast<uint64_t>(file.st_size);
+  if (offset > size || length > size - offset) {
+    return failed(MC_UNSUPPORTED, "the memory's file ends before the region does");
+  }
+  // Huge-page files must be mapped at multiples of their own page size, which they report as block size.
+  uint64_t page = std::max<uint64_t>(static_cast<uint64_t>(sysconf(_SC_PAGESIZE)),
+                                     static_cast<uint64_t>(std::max<blksize_t>(file.st_blksize, 1)));
+  uint64_t skipped = offset % page;
+  void* base = mmap(nullptr, length + skipped, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                    static_cast<off_t>(offset - skipped));
+  if (base == MAP_FAILED) return system_failure(MC_UNSUPPORTED, "cannot map the peer's memory", errno);
+  // A forked child takes no part in the driver, and must not keep a peer's memory alive.
+  madvise(base, length + skipped, MADV_DONTFORK);
+  mapping.reset(new Mapping(base, length + skipped, skipped));
+  return {};
+}
+
+Mapping::~Mapping() { munmap(base_, mapped_bytes_); }
+
+}  // namespace mooncake::shm

@@ -1,0 +1,36 @@
+// A peer's memory, mapped into this process.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "status.hpp"
+
+namespace mooncake::shm {
+
+// Whether no one can cut the file short any more: only then is touching a mapping of it free of SIGBUS.
+bool sealed_against_shrinking(int fd);
+
+class Mapping {
+ public:
+  // Maps `length` bytes of a memfd from `offset`, which need not be a multiple of the page size.
+  // MC_UNSUPPORTED when the memfd could shrink or is too short.
+  static Status open(int fd, uint64_t offset, uint64_t length, std::shared_ptr<Mapping>& mapping);
+
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  std::byte* data() const { return data_; }
+
+ private:
+  Mapping(void* base, size_t mapped_bytes, size_t skipped_bytes)
+      : base_(base), mapped_bytes_(mapped_bytes), data_(static_cast<std::byte*>(base) + skipped_bytes) {}
+
+  void* base_;
+  size_t mapped_bytes_;
+  std::byte* data_;
+};
+
+}  // namespace mooncake::shm

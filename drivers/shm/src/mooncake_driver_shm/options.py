@@ -1,0 +1,65 @@
+"""Options of the shm driver, as users write them under ``TransferConfig.driver_options["shm"]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mooncake_transfer.errors import ConfigError
+
+__all__ = ["ShmOptions", "render"]
+
+# Inclusive; the compiled core checks the same limits.
+LIMITS: dict[str, tuple[float, float]] = {
+    "workers": (1, 64),
+    "inline_bytes": (0, 1 << 40),
+    "streaming_bytes": (0, 1 << 40),
+    "chunk_bytes": (4096, 1 << 40),
+    "queue_depth": (1, 1 << 20),
+    "answer_timeout_s": (0.01, 3600),
+}
+
+
+class ShmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one endpoint. Raises ConfigError for values that cannot work.
+
+    Attributes:
+        workers: threads that copy; one operation may use all of them.
+        inline_bytes: what is submitted at once and is no more than this, in total, is copied on the spot;
+            0 leaves everything to the workers.
+        streaming_bytes: operations from this size on are copied past the cache, where the processor can.
+        chunk_bytes: larger operations are cut into pieces of this size: between two of them an operation can
+            be cancelled, a region revoked, and another operation have its turn.
+        queue_depth: how many operations may be under way or waiting to be fetched.
+        answer_timeout_s: how long a peer may take to answer a greeting or the question for a region.
+        allow_other_users: also serve peers that run as another user and hold the address and the key.
+    """
+
+    workers: int = 2
+    inline_bytes: int = 64 << 10
+    streaming_bytes: int = 256 << 10
+    chunk_bytes: int = 1 << 20
+    queue_depth: int = 4096
+    answer_timeout_s: float = 5.0
+    allow_other_users: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in LIMITS.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigError(f"shm option {name} is {value}; it must be within {least}..{most}")
+
+
+def render(options: Mapping[str, object]) -> dict[str, str]:
+    """Check options and turn them into the strings that the compiled core reads. Raises ConfigError."""
+    try:
+        checked = msgspec.convert(dict(options), ShmOptions)
+    except msgspec.ValidationError as error:
+        known = ", ".join(ShmOptions.__struct_fields__)
+        raise ConfigError(f"shm driver options {dict(options)!r}: {error}; known options: {known}") from error
+    return {name: _text(value) for name, value in msgspec.structs.asdict(checked).items()}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
