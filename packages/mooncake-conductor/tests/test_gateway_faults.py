@@ -145,6 +145,14 @@ def test_a_first_token_that_never_comes_is_503(cluster) -> None:
     assert "silent for 0.3 s" in answer.error["message"]
 
 
+def test_a_first_token_may_take_longer_than_the_idle_limit(cluster) -> None:
+    group = cluster("prefill", "decode", idle_timeout_s=0.3)
+    group.decode.behaviour.fetch_s = 0.6
+    events = group.client.stream(CHAT, MESSAGES)
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert "mooncake" in events[-2]
+
+
 def test_a_prefill_that_takes_too_long_is_503_and_is_stopped(cluster) -> None:
     group = cluster("prefill", "decode", prefill_timeout_s=0.3)
     group.prefill.behaviour.prefill_s = 30

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from mooncake_conductor._errors import ConfigError, ListenFailed
 from mooncake_conductor.config import load_config
-from mooncake_conductor.server import ConductorServer
 from mooncake_transfer.hooks import hookimpl
 from mooncake_transfer.process import announce_ready, configure_logging, watch_lifeline
 
@@ -42,6 +41,9 @@ def conductor(
 
     Other settings are read from MOONCAKE_CONDUCTOR_<FIELD> variables, see the package's README.
     """
+    # Only now: the other commands of the program need nothing of what a server imports.
+    from mooncake_conductor.server import ConductorServer
+
     watch_lifeline(lifeline_fd)
     configure_logging(log_level)
     options = {"host": host, "port": port, "workers": tuple(worker) if worker else None, "policy": policy}

@@ -74,7 +74,7 @@ class ConductorServer:
         self._stopping = False
 
     async def serve(self, on_ready: Callable[[], None] = lambda: None, *, signals: bool = True) -> None:
-        """Serve until SIGTERM, SIGINT (with ``signals``) or ``stop``; ``on_ready`` is called when requests are taken.
+        """Serve until SIGTERM, SIGINT (with ``signals``) or ``stop``; ``on_ready`` is called first.
 
         Running requests may go on for ``shutdown_timeout_s``, then they end in an error. Raises ConfigError
         before it serves when the policy does not exist.

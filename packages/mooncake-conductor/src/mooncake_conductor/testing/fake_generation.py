@@ -26,6 +26,7 @@ class Behaviour:
     Attributes:
         answer: the tokens of every answer, as text.
         prefill_s: how long a prefill takes.
+        fetch_s: how long the first token takes longer than the others.
         token_s: pause before each token.
         die_after_tokens: reset the connection after so many tokens; 0 resets it before anything is sent.
         stall_after_tokens: send nothing more after so many tokens.
@@ -38,6 +39,7 @@ class Behaviour:
 
     answer: tuple[str, ...] = ("Hello", ",", " world", "!")
     prefill_s: float = 0.0
+    fetch_s: float = 0.0
     token_s: float = 0.0
     die_after_tokens: int | None = None
     stall_after_tokens: int | None = None
@@ -152,7 +154,7 @@ class Generation:
             self._die()
         if count == self._behaviour.stall_after_tokens:
             await asyncio.sleep(LONGEST_WAIT_S)
-        await asyncio.sleep(self._behaviour.token_s)
+        await asyncio.sleep(self._behaviour.token_s + (0 if count else self._behaviour.fetch_s))
         await self._behaviour.wait_until_thawed()
 
     def _die(self) -> None:
