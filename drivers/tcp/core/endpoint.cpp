@@ -1,0 +1,238 @@
+#include "endpoint.hpp"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace mooncake_tcp {
+
+namespace {
+
+// For ranking against other drivers: what one pair of sockets on a 25 Gb/s network does.
+constexpr uint64_t kBandwidth = 2'500'000'000;
+constexpr uint64_t kLatencyNs = 50'000;
+// How long a peer may take to accept the rest of an answer from a region that is being closed.
+constexpr uint64_t kGraceNs = 1'000'000'000;
+
+std::string range_text(uint64_t offset, uint64_t length) {
+  return std::to_string(length) + " bytes at " + std::to_string(offset);
+}
+
+}  // namespace
+
+Status Endpoint::open(const Options& options, std::shared_ptr<Endpoint>* endpoint) {
+  std::shared_ptr<Endpoint> opened(new Endpoint);
+  opened->shared_.options = options;
+  Status status = opened->begin();
+  if (status.ok()) *endpoint = std::move(opened);
+  return status;
+}
+
+Status Endpoint::begin() {
+  Status queue = shared_.completions.open();
+  if (!queue.ok()) return queue;
+  if (getrandom(nonce_.data(), nonce_.size(), 0) != static_cast<ssize_t>(nonce_.size())) {
+    return os_error("cannot get random bytes", errno);
+  }
+  auto& workers = shared_.workers;
+  for (size_t i = 0; i < shared_.options.workers; ++i) workers.push_back(std::make_unique<Worker>());
+  listener_ = std::make_unique<Listener>(workers, shared_.options, nonce_, targets_, shared_.counters);
+  Status listening = listener_->open();
+  if (!listening.ok()) return listening;
+  shared_.own_hosts = interface_addresses();
+  EndpointAddress address{nonce_, {listener_->bound()}};
+  if (listener_->bound().is_wildcard()) {
+    address.hosts.clear();
+    for (SocketAddress host : shared_.own_hosts) {
+      // An IPv6 wildcard takes IPv4 too, unless the system says otherwise; a host that does not answer is
+      // passed over.
+      if (host.family() != listener_->bound().family() && listener_->bound().family() == AF_INET) continue;
+      host.set_port(listener_->bound().port());
+      address.hosts.push_back(host);
+    }
+  }
+  address_blob_ = encode_address(address);
+  for (size_t i = 0; i < workers.size(); ++i) {
+    Status started = workers[i]->start("mc-tcp-" + std::to_string(i));
+    if (!started.ok()) return started;
+  }
+  workers[0]->post([this] { listener_->begin(); });
+  return {};
+}
+
+void Endpoint::close() {
+  // In a forked child there is nothing to join, and waiting for threads of the parent would never end.
+  if (!usable()) return;
+  for (auto& worker : shared_.workers) worker->stop();
+}
+
+void Endpoint::caps(mc_caps* caps) const {
+  mc_caps known{};
+  known.struct_size = std::min<uint32_t>(caps->struct_size, sizeof(known));
+  known.memory_kinds = 1u << MC_DRAM;
+  known.bandwidth_bytes_per_s = kBandwidth;
+  known.latency_ns = kLatencyNs;
+  known.alignment = 1;
+  memcpy(caps, &known, known.struct_size);
+}
+
+void Endpoint::stats(mc_stats* stats) const {
+  mc_stats known{};
+  known.struct_size = std::min<uint32_t>(stats->struct_size, sizeof(known));
+  known.connections = shared_.counters.connections;
+  known.ops = shared_.counters.ops;
+  known.bytes_read = shared_.counters.bytes_read;
+  known.bytes_written = shared_.counters.bytes_written;
+  known.errors = shared_.counters.errors;
+  known.refused = shared_.counters.refused;
+  memcpy(stats, &known, known.struct_size);
+}
+
+// ---- peers
+
+Status Endpoint::connect(const void* blob, size_t length, mc_handle* connection) {
+  EndpointAddress address;
+  Status status = decode_address(blob, length, &address);
+  if (!status.ok()) return status;
+  size_t first_worker = next_worker_.fetch_add(shared_.options.connections);
+  *connection = peers_.add(Peer::make(std::move(address), shared_, first_worker));
+  return {};
+}
+
+void Endpoint::disconnect(mc_handle connection) {
+  if (auto peer = peers_.remove(connection)) peer->disconnect();
+}
+
+// ---- memory
+
+Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered) {
+  constexpr size_t kNeeded = offsetof(mc_memory, key) + MC_KEY_BYTES;
+  if (memory.struct_size < kNeeded) return {MC_INVALID, "the memory description is too short"};
+  if (memory.kind != MC_DRAM) return {MC_UNSUPPORTED, "tcp moves only host memory"};
+  if (memory.address == 0 || memory.length == 0 || memory.address + memory.length < memory.address) {
+    return {MC_INVALID, "there is no memory of " + range_text(memory.address, memory.length)};
+  }
+  Key key;
+  memcpy(key.data(), memory.key, key.size());
+  auto region = std::make_shared<Region>(memory.region_id, memory.address, memory.length, key);
+  if (!targets_.add(region)) {
+    return {MC_INVALID, "region id " + std::to_string(memory.region_id) + " is registered already"};
+  }
+  *registered = regions_.add(std::move(region));
+  return {};
+}
+
+Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
+  std::shared_ptr<Region> region = regions_.find(registered);
+  if (!region) return {MC_INVALID, "there is no such registration"};
+  region->revoke();
+  targets_.remove(region->id());
+  for (auto& worker : shared_.workers) {
+    worker->post([worker = worker.get()] { worker->each([](Watched& watched) { watched.on_revoked(); }); });
+  }
+  uint64_t now = now_ns();
+  uint64_t patience = deadline_ns > now ? std::min((deadline_ns - now) / 2, kGraceNs) : 0;
+  if (!region->wait_unused(now + patience)) {
+    for (auto& worker : shared_.workers) {
+      worker->post([worker = worker.get(), region] {
+        worker->each([&region](Watched& watched) { watched.on_abort(*region); });
+      });
+    }
+    if (!region->wait_unused(deadline_ns)) {
+      return {MC_TIMEOUT, "operations of this side still use the memory; it stays revoked"};
+    }
+  }
+  regions_.remove(registered);
+  return {};
+}
+
+Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint8_t* key,
+                            uint64_t region_length, mc_handle* remote) {
+  if (key == nullptr) return {MC_INVALID, "the access key is missing"};
+  if (!peers_.find(connection)) return {MC_INVALID, "there is no such connection"};
+  auto region = std::make_shared<RemoteRegion>();
+  region->connection = connection;
+  region->id = region_id;
+  region->length = region_length;
+  memcpy(region->key.data(), key, region->key.size());
+  *remote = remotes_.add(std::move(region));
+  return {};
+}
+
+// ---- operations
+
+struct Endpoint::Lookup {
+  explicit Lookup(const Endpoint& endpoint)
+      : peers(endpoint.peers_), regions(endpoint.regions_), remotes(endpoint.remotes_) {}
+  CachedLookup<Peer> peers;
+  CachedLookup<Region> regions;
+  CachedLookup<RemoteRegion> remotes;
+};
+
+struct Endpoint::Request {
+  std::shared_ptr<Peer> peer;
+  std::shared_ptr<Operation> operation;
+};
+
+Status Endpoint::prepare(const mc_op& op, Lookup* lookup, Request* request) {
+  if (op.opcode != MC_READ && op.opcode != MC_WRITE) return {MC_UNSUPPORTED, "tcp only reads and writes"};
+  if (op.flags != 0 || op.length == 0) return {MC_INVALID, "flags must be 0 and length positive"};
+  const auto& peer = lookup->peers.find(op.connection);
+  const auto& local = lookup->regions.find(op.local);
+  const auto& remote = lookup->remotes.find(op.remote);
+  if (!peer || !local || !remote || remote->connection != op.connection) {
+    return {MC_INVALID, "the operation names a connection or memory that is not there (any more)"};
+  }
+  if (!inside(op.local_offset, op.length, local->length())) {
+    return {MC_INVALID, range_text(op.local_offset, op.length) + " are outside the local memory"};
+  }
+  if (!inside(op.remote_offset, op.length, remote->length)) {
+    return {MC_INVALID, range_text(op.remote_offset, op.length) + " are outside the remote memory"};
+  }
+  auto operation = std::make_shared<Operation>();
+  operation->cookie = op.cookie;
+  operation->opcode = static_cast<mc_opcode>(op.opcode);
+  operation->use = RegionUse::of(local);
+  if (!operation->use) return {MC_INVALID, "the local memory is being deregistered"};
+  operation->local = local->at(op.local_offset);
+  operation->remote = remote;
+  operation->remote_offset = op.remote_offset;
+  operation->length = op.length;
+  *request = {peer, std::move(operation)};
+  return {};
+}
+
+Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
+  if (ops == nullptr && count != 0) return {MC_INVALID, "the operation list is null"};
+  Lookup lookup(*this);
+  size_t room = shared_.completions.reserve(count);
+  size_t taken = 0;
+  Status invalid;
+  while (taken < room && invalid.ok()) {
+    // One run of operations for the same peer after the other: most batches are one run.
+    std::shared_ptr<Peer> peer;
+    std::vector<std::shared_ptr<Operation>> run;
+    while (taken + run.size() < room) {
+      Request request;
+      invalid = prepare(ops[taken + run.size()], &lookup, &request);
+      if (!invalid.ok() || (peer && request.peer != peer)) break;
+      peer = std::move(request.peer);
+      run.push_back(std::move(request.operation));
+    }
+    if (run.empty()) break;
+    taken += run.size();
+    peer->submit(std::move(run));
+  }
+  shared_.completions.give_back(room - taken);
+  if (taken == 0 && !invalid.ok()) return invalid;
+  *accepted = taken;
+  return {taken == count ? MC_OK : MC_AGAIN, {}};
+}
+
+Status Endpoint::cancel(uint64_t cookie) {
+  for (const auto& peer : peers_.all()) peer->cancel(cookie);
+  return {};
+}
+
+}  // namespace mooncake_tcp

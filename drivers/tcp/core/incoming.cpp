@@ -1,0 +1,122 @@
+#include "incoming.hpp"
+
+#include <sys/epoll.h>
+
+namespace mooncake_tcp {
+
+namespace {
+// A peer that asks without taking the answers is not read any further.
+constexpr size_t kMaxAnswers = 1024;
+}  // namespace
+
+void Incoming::begin(Descriptor socket) {
+  if (!adopt(std::move(socket), EPOLLIN, shared_from_this())) return;
+  set_deadline(now_ns() + options_.connect_timeout_ms * 1'000'000);
+}
+
+void Incoming::on_deadline() { close_socket(); }
+
+bool Incoming::may_read() const { return out_.size() < kMaxAnswers; }
+
+bool Incoming::on_frame(const Header& header) {
+  auto op = static_cast<Op>(header.op);
+  if (!greeted_) return op == Op::kHello && greet(header);
+  if (header.length == 0) return false;
+  if (op == Op::kWrite) {
+    begin_write(header);
+  } else if (op == Op::kRead) {
+    answer_read(header);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool Incoming::greet(const Header& header) {
+  if (turned_away_ || header.length != 0) return false;
+  Frame welcome;
+  welcome.header.op = static_cast<uint8_t>(Op::kWelcome);
+  if (same_key(header.key, nonce_)) {
+    greeted_ = true;
+    set_deadline(0);
+  } else {
+    // Meant for another endpoint, which was at this port before. The deadline ends the connection if the peer
+    // does not.
+    welcome.header.status = MC_UNREACHABLE;
+    turned_away_ = true;
+  }
+  out_.push_back(std::move(welcome));
+  return true;
+}
+
+void Incoming::begin_write(const Header& header) {
+  writing_ = header;
+  write_refusal_ = regions_.admit(header, &write_use_);
+  // A refused payload is read all the same: what follows it on the connection may be welcome.
+  expect_payload(write_use_ ? write_use_->at(header.remote_offset) : nullptr, header.length);
+}
+
+void Incoming::on_payload() {
+  write_use_.release();
+  answer(Op::kWriteDone, writing_, write_refusal_);
+}
+
+void Incoming::answer_read(const Header& header) {
+  RegionUse use;
+  Refusal refusal = regions_.admit(header, &use);
+  if (refusal != Refusal::kNone) return answer(Op::kReadData, header, refusal);
+  Frame frame;
+  frame.header.op = static_cast<uint8_t>(Op::kReadData);
+  frame.header.seq = header.seq;
+  frame.header.length = header.length;
+  frame.payload = use->at(header.remote_offset);
+  frame.payload_length = header.length;
+  frame.use = std::move(use);
+  out_.push_back(std::move(frame));
+}
+
+void Incoming::answer(Op op, const Header& request, Refusal refusal) {
+  Frame frame;
+  frame.header.op = static_cast<uint8_t>(op);
+  frame.header.seq = request.seq;
+  if (refusal != Refusal::kNone) {
+    frame.header.status = MC_REFUSED;
+    frame.header.flags = static_cast<uint16_t>(refusal);
+    counters_.refused.fetch_add(1, std::memory_order_relaxed);
+  }
+  out_.push_back(std::move(frame));
+}
+
+void Incoming::on_revoked() {
+  if (write_use_ && write_use_->revoked()) {
+    divert_payload();
+    write_use_.release();
+    write_refusal_ = Refusal::kClosing;
+  }
+  for (Frame& frame : out_) {
+    if (!frame.use || !frame.use->revoked() || frame.sent != 0) continue;
+    frame.use.release();
+    frame.payload = nullptr;
+    frame.payload_length = frame.header.length = 0;
+    frame.header.status = MC_REFUSED;
+    frame.header.flags = static_cast<uint16_t>(Refusal::kClosing);
+    counters_.refused.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+void Incoming::on_abort(const Region& region) {
+  // An answer that has begun cannot be taken back within the protocol, and the peer does not take the rest of
+  // it.
+  for (const Frame& frame : out_) {
+    if (frame.use.get() == &region) return fail({MC_CLOSED, "the region is closed"});
+  }
+}
+
+void Incoming::on_stop() {
+  close_socket();
+  write_use_.release();
+}
+
+void Incoming::on_broken(const Status&) { write_use_.release(); }
+
+}  // namespace mooncake_tcp

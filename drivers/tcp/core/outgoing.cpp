@@ -1,0 +1,270 @@
+#include "outgoing.hpp"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "peer.hpp"
+
+namespace mooncake_tcp {
+
+namespace {
+constexpr size_t kMaxInFlight =
+    1024;  // requests of one connection, which bounds its memory when slices are tiny
+constexpr uint64_t kMs = 1'000'000;
+}  // namespace
+
+void Outgoing::kick() {
+  if (kicked_.exchange(true)) return;
+  worker_.post([this, keep = peer_.shared_from_this()] { run_kick(); });
+}
+
+void Outgoing::sweep_soon() {
+  if (sweep_asked_.exchange(true)) return;
+  worker_.post([this, keep = peer_.shared_from_this()] { sweep(); });
+}
+
+void Outgoing::shut_soon() {
+  worker_.post([this, keep = peer_.shared_from_this()] { shut(); });
+}
+
+void Outgoing::run_kick() {
+  kicked_ = false;  // before pulling, so that work that arrives during it kicks again
+  if (state_ == State::kIdle) {
+    next_host_ = 0;
+    failures_.clear();
+    connect_deadline_ns_ = now_ns() + peer_.surroundings().options.connect_timeout_ms * kMs;
+    connect_next_host();
+  } else if (state_ == State::kReady) {
+    settle();
+  } else if (state_ == State::kShut) {
+    peer_.lost(index_, {MC_CLOSED, "disconnected"}, false);
+  }
+}
+
+// ---- setting up
+
+void Outgoing::connect_next_host() {
+  const auto& hosts = peer_.address().hosts;
+  while (next_host_ < hosts.size()) {
+    const SocketAddress& host = hosts[next_host_++];
+    label_ = host.text();
+    uint64_t now = now_ns();
+    uint64_t left = connect_deadline_ns_ > now ? connect_deadline_ns_ - now : 0;
+    Status status = connect_to(host);
+    if (status.ok()) {
+      // Every host that is left gets an equal part of the time.
+      set_deadline(now + left / (hosts.size() - next_host_ + 1));
+      return;
+    }
+    failures_ += (failures_.empty() ? "" : "; ") + label_ + ": " + status.reason;
+  }
+  state_ = State::kIdle;
+  peer_.lost(index_, {MC_UNREACHABLE, "cannot connect to " + failures_}, false);
+}
+
+Status Outgoing::connect_to(const SocketAddress& host) {
+  const Surroundings& surroundings = peer_.surroundings();
+  Descriptor socket(::socket(host.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+  if (!socket.valid()) return {MC_UNREACHABLE, strerror(errno)};
+  bool same_host =
+      host.is_loopback() || std::any_of(surroundings.own_hosts.begin(), surroundings.own_hosts.end(),
+                                        [&](const auto& own) { return own.same_host_as(host); });
+  tune_socket(socket.get(), surroundings.options, same_host);
+  if (::connect(socket.get(), host.raw(), host.length) != 0 && errno != EINPROGRESS) {
+    return {MC_UNREACHABLE, strerror(errno)};
+  }
+  if (!adopt(std::move(socket), EPOLLOUT, peer_.shared_from_this())) return {MC_UNREACHABLE, strerror(errno)};
+  state_ = State::kConnecting;
+  return {};
+}
+
+void Outgoing::on_events(uint32_t events) {
+  if (state_ == State::kConnecting) {
+    on_connected();
+  } else {
+    Stream::on_events(events);
+  }
+}
+
+void Outgoing::on_connected() {
+  int error = 0;
+  socklen_t size = sizeof(error);
+  if (getsockopt(socket(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
+  if (error != 0) return abandon_host(strerror(error));
+  state_ = State::kGreeting;
+  Frame hello;
+  hello.header.op = static_cast<uint8_t>(Op::kHello);
+  hello.header.key = peer_.address().nonce;
+  out_.push_back(std::move(hello));
+  settle();
+}
+
+void Outgoing::on_deadline() {
+  abandon_host(state_ == State::kConnecting ? "no answer in time"
+                                            : "it accepts connections but does not answer");
+}
+
+void Outgoing::abandon_host(const std::string& reason) {
+  close_socket();
+  failures_ += (failures_.empty() ? "" : "; ") + label_ + ": " + reason;
+  connect_next_host();
+}
+
+bool Outgoing::on_welcome(const Header& header) {
+  if (header.status != MC_OK) {
+    fail({MC_UNREACHABLE, "another process listens there now; fetch the descriptor anew"});
+    return true;
+  }
+  state_ = State::kReady;
+  next_seq_ = 1;
+  set_deadline(0);
+  peer_.surroundings().counters.connections.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+// ---- work
+
+void Outgoing::on_settle() {
+  if (state_ == State::kReady) pull();
+}
+
+// Takes one share at a time, and none while the socket is full: what a busy connection does not take, another
+// one does.
+void Outgoing::pull() {
+  uint64_t window =
+      std::max(peer_.surroundings().options.window_bytes, peer_.surroundings().options.slice_bytes);
+  if (!out_.empty() || load() >= window || in_flight_.size() >= kMaxInFlight) return;
+  pulled_.clear();
+  peer_.take(window - load(), kMaxInFlight - in_flight_.size(), &pulled_);
+  for (Slice& slice : pulled_) request(std::move(slice));
+  pulled_.clear();
+}
+
+void Outgoing::request(Slice slice) {
+  const Operation& operation = *slice.operation;
+  bool write = operation.opcode == MC_WRITE;
+  Frame frame;
+  frame.header.op = static_cast<uint8_t>(write ? Op::kWrite : Op::kRead);
+  frame.header.seq = next_seq_++;
+  frame.header.region_id = operation.remote->id;
+  frame.header.key = operation.remote->key;
+  frame.header.remote_offset = slice.remote_offset;
+  frame.header.length = slice.length;
+  if (write) {
+    frame.payload = slice.local;
+    frame.payload_length = slice.length;
+  }
+  in_flight_bytes_.fetch_add(slice.length, std::memory_order_relaxed);
+  in_flight_.push_back({frame.header.seq, std::move(slice), operation.opcode});
+  out_.push_back(std::move(frame));
+}
+
+bool Outgoing::on_frame(const Header& header) {
+  auto op = static_cast<Op>(header.op);
+  if (state_ == State::kGreeting) return op == Op::kWelcome && on_welcome(header);
+  return (op == Op::kWriteDone || op == Op::kReadData) && on_answer(header);
+}
+
+bool Outgoing::on_answer(const Header& header) {
+  if (in_flight_.empty()) return false;
+  const Request& request = in_flight_.front();
+  // An answer to something not wholly sent would let the memory go while we still read it.
+  if (header.seq != request.seq || header.seq > sent_seq_) return false;
+  bool write = request.opcode == MC_WRITE;
+  if (write != (static_cast<Op>(header.op) == Op::kWriteDone)) return false;
+  if (header.status != MC_OK) {
+    if (header.length != 0) return false;
+    finish_front({MC_REFUSED, label_ + " refused: " + text_of(header.flags)});
+  } else if (write) {
+    if (header.length != 0) return false;
+    finish_front({});
+  } else {
+    if (header.length != request.slice.length) return false;
+    expect_payload(request.slice.operation ? request.slice.local : nullptr, header.length);
+  }
+  return true;
+}
+
+void Outgoing::on_payload() { finish_front({}); }
+
+void Outgoing::finish_front(const Status& status) {
+  Request request = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  in_flight_bytes_.fetch_sub(request.slice.length, std::memory_order_relaxed);
+  if (!request.slice.operation) return;
+  if (status.ok()) {
+    peer_.slice_done(request.slice);
+  } else {
+    peer_.slice_failed(request.slice, status);
+  }
+}
+
+// ---- ending
+
+void Outgoing::sweep() {
+  sweep_asked_ = false;
+  for (size_t i = in_flight_.size(); i-- > 0;) {
+    if (in_flight_[i].slice.operation && in_flight_[i].slice.operation->dropped) drop_slice(i);
+  }
+  if (is_open() && state_ == State::kReady) settle();
+}
+
+// Lets go of the memory of one slice. The connection stays in step: what the peer expects it still gets.
+void Outgoing::drop_slice(size_t position) {
+  Slice slice = std::move(in_flight_[position].slice);
+  uint64_t seq = in_flight_[position].seq;
+  in_flight_[position].slice = {nullptr, nullptr, 0, slice.length};
+  auto frame =
+      std::find_if(out_.begin(), out_.end(), [seq](const Frame& queued) { return queued.header.seq == seq; });
+  if (frame != out_.end() && frame->sent == 0) {
+    out_.erase(frame);
+    in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(position));
+    in_flight_bytes_.fetch_sub(slice.length, std::memory_order_relaxed);
+  } else if (frame != out_.end()) {
+    frame->filler = true;
+  } else if (position == 0 && receiving_payload()) {
+    divert_payload();
+  }
+  peer_.slice_failed(slice, {MC_CANCELLED, "cancelled"});
+}
+
+void Outgoing::shut() {
+  bool was_ready = state_ == State::kReady;
+  state_ = State::kShut;
+  close_socket();
+  if (was_ready) peer_.surroundings().counters.connections.fetch_sub(1, std::memory_order_relaxed);
+  fail_in_flight({MC_CLOSED, "disconnected"});
+  peer_.lost(index_, {MC_CLOSED, "disconnected"}, was_ready);
+}
+
+void Outgoing::on_stop() { shut(); }
+
+void Outgoing::on_broken(const Status& status) {
+  if (state_ == State::kGreeting) {
+    failures_ += (failures_.empty() ? "" : "; ") + label_ + ": " + status.reason;
+    // Not from here: the caller is still inside the stream whose socket has just gone.
+    state_ = State::kConnecting;
+    worker_.post([this, keep = peer_.shared_from_this()] {
+      if (state_ == State::kConnecting && !is_open()) connect_next_host();
+    });
+    return;
+  }
+  state_ = State::kIdle;
+  peer_.surroundings().counters.connections.fetch_sub(1, std::memory_order_relaxed);
+  Status ended{status.code, label_ + ": " + status.reason};
+  fail_in_flight(ended);
+  peer_.lost(index_, ended, true);
+}
+
+void Outgoing::fail_in_flight(const Status& status) {
+  std::deque<Request> ended;
+  ended.swap(in_flight_);
+  in_flight_bytes_ = 0;
+  for (const Request& request : ended) {
+    if (request.slice.operation) peer_.slice_failed(request.slice, status);
+  }
+}
+
+}  // namespace mooncake_tcp

@@ -1,0 +1,256 @@
+#include "stream.hpp"
+
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cerrno>
+
+namespace mooncake_tcp {
+
+namespace {
+
+constexpr uint64_t kTurnBytes = 4u << 20;  // one way, then the worker's other connections get their turn
+constexpr uint64_t kBulkBytes = 32u << 10;
+constexpr int kMaxVectors = 64;
+// Between two sockets of one machine, what is on its way should fit the L2 cache: then the second of the two
+// copies finds it there. A small send buffer does that, at 0.35 instead of 0.52 CPU seconds a gigabyte
+// (measured, loopback, Linux 6.18). The receive buffer stays the system's: a small one overflows, and each
+// drop there costs a retransmission timeout.
+constexpr int kSameHostSendBuffer = 128 << 10;
+
+const std::byte kZeros[64 << 10] = {};
+thread_local std::byte nowhere[64 << 10];
+
+void set_option(int socket, int level, int name, int value) {
+  // Each of these is an improvement, none is needed for correctness.
+  [[maybe_unused]] int ignored = setsockopt(socket, level, name, &value, sizeof(value));
+}
+
+}  // namespace
+
+void tune_socket(int socket, const Options& options, bool same_host) {
+  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  // A peer that vanished without a word ends unsent data by the user timeout, and silence by the probes.
+  int dead_s = static_cast<int>(std::max<uint64_t>(options.dead_peer_timeout_ms / 1000, 1));
+  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(options.dead_peer_timeout_ms));
+  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, std::max(dead_s / 2, 1));
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, std::max(dead_s / 6, 1));
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  int buffer = static_cast<int>(options.socket_buffer_bytes);
+  if (buffer != 0) {
+    set_option(socket, SOL_SOCKET, SO_SNDBUF, buffer);
+    set_option(socket, SOL_SOCKET, SO_RCVBUF, buffer);
+  } else if (same_host) {
+    set_option(socket, SOL_SOCKET, SO_SNDBUF, kSameHostSendBuffer);
+  }
+}
+
+bool Stream::adopt(Descriptor socket, uint32_t events, std::shared_ptr<void> owner) {
+  token_ = worker_.watch(socket.get(), events, this, std::move(owner));
+  if (token_ == 0) return false;
+  socket_ = std::move(socket);
+  watched_events_ = events;
+  return true;
+}
+
+void Stream::close_socket() {
+  if (!is_open()) return;
+  worker_.forget(token_, socket_.get());
+  socket_.reset();
+  out_.clear();
+  sink_ = {};
+  stalled_ = bulk_ = false;
+  ahead_begin_ = ahead_end_ = 0;
+  sent_seq_ = 0;
+}
+
+void Stream::fail(Status status) {
+  close_socket();
+  on_broken(status);
+}
+
+void Stream::on_events(uint32_t events) {
+  if (events & EPOLLOUT) {
+    flush();
+    if (!is_open()) return;
+  }
+  bool ended = (events & (EPOLLERR | EPOLLHUP)) != 0;
+  if (stalled_ && may_read()) {
+    stalled_ = false;
+    receive();
+  } else if (stalled_ && ended) {
+    return fail({MC_UNREACHABLE, "the connection was reset"});
+  } else if (ended || (events & EPOLLIN) != 0) {
+    receive();
+  }
+  if (is_open()) settle();
+}
+
+void Stream::settle() {
+  on_settle();
+  if (is_open()) flush();
+  if (!is_open()) return;
+  if (stalled_ && may_read()) worker_.again(token_);
+  uint32_t events = (may_read() && !stalled_ ? EPOLLIN : 0u) | (out_.empty() ? 0u : EPOLLOUT);
+  if (events != watched_events_) {
+    worker_.change(token_, socket_.get(), events);
+    watched_events_ = events;
+  }
+}
+
+// ---- out
+
+void Stream::flush() {
+  for (uint64_t turn = 0; is_open() && !out_.empty() && turn < kTurnBytes;) {
+    iovec vectors[kMaxVectors];
+    size_t count = 0;
+    uint64_t offered = 0;
+    for (const Frame& frame : out_) {
+      if (count + 2 > kMaxVectors || offered >= kTurnBytes) break;
+      if (frame.sent < sizeof(Header)) {
+        auto* header = reinterpret_cast<const std::byte*>(&frame.header);
+        vectors[count++] = {const_cast<std::byte*>(header) + frame.sent, sizeof(Header) - frame.sent};
+        offered += sizeof(Header) - frame.sent;
+      }
+      uint64_t done = frame.sent > sizeof(Header) ? frame.sent - sizeof(Header) : 0;
+      uint64_t left = frame.payload_length - done;
+      if (left == 0) continue;
+      uint64_t part = frame.filler ? std::min<uint64_t>(left, sizeof(kZeros)) : left;
+      vectors[count++] = {const_cast<std::byte*>(frame.filler ? kZeros : frame.payload + done), part};
+      offered += part;
+      if (part < left) break;  // the rest of the filler comes before the next frame
+    }
+    msghdr message{};
+    message.msg_iov = vectors;
+    message.msg_iovlen = count;
+    ssize_t sent = sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (sent < 0) return fail({MC_UNREACHABLE, strerror(errno)});
+    note_sent(static_cast<uint64_t>(sent));
+    turn += static_cast<uint64_t>(sent);
+    if (static_cast<uint64_t>(sent) < offered) return;
+  }
+}
+
+void Stream::note_sent(uint64_t bytes) {
+  while (bytes > 0) {
+    Frame& frame = out_.front();
+    uint64_t part = std::min(bytes, sizeof(Header) + frame.payload_length - frame.sent);
+    frame.sent += part;
+    bytes -= part;
+    if (frame.sent == sizeof(Header) + frame.payload_length) {
+      sent_seq_ = frame.header.seq;
+      out_.pop_front();
+    }
+  }
+}
+
+// ---- in
+
+void Stream::expect_payload(std::byte* to, uint64_t length) {
+  assert(!sink_.active && length > 0);
+  sink_ = {true, to, length};
+}
+
+void Stream::receive() {
+  if (!parse()) return;
+  for (uint64_t turn = 0; turn < kTurnBytes;) {
+    iovec vectors[2];
+    size_t count = 0;
+    size_t asked = 0;
+    bool whole = true;
+    if (sink_.active) {
+      size_t part = sink_.to ? sink_.remaining : std::min<uint64_t>(sink_.remaining, sizeof(nowhere));
+      vectors[count++] = {sink_.to ? sink_.to : nowhere, part};
+      asked += part;
+      whole = part == sink_.remaining;
+    }
+    if (whole) {
+      size_t room = (bulk_ ? sizeof(Header) : sizeof(ahead_)) - ahead_end_;
+      vectors[count++] = {ahead_ + ahead_end_, room};
+      asked += room;
+    }
+    msghdr message{};
+    message.msg_iov = vectors;
+    message.msg_iovlen = count;
+    ssize_t received = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    if (received < 0 && errno == EINTR) continue;
+    if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (received < 0) return fail({MC_UNREACHABLE, strerror(errno)});
+    if (received == 0) return fail({MC_UNREACHABLE, "the peer closed the connection"});
+    consume(static_cast<size_t>(received));
+    if (!parse() || static_cast<size_t>(received) < asked) return;
+    turn += static_cast<uint64_t>(received);
+  }
+}
+
+void Stream::consume(size_t received) {
+  if (sink_.active) {
+    size_t part = std::min<uint64_t>(received, sink_.remaining);
+    if (sink_.to) sink_.to += part;
+    sink_.remaining -= part;
+    received -= part;
+  }
+  ahead_end_ += received;
+}
+
+// Handles what has arrived. False: the stream has been closed, or may not read on for now.
+bool Stream::parse() {
+  while (true) {
+    if (sink_.active) {
+      if (!take_payload_from_ahead()) return true;
+      sink_.active = false;
+      on_payload();
+      if (!is_open()) return false;
+      continue;
+    }
+    size_t size = ahead_end_ - ahead_begin_;
+    if (size >= sizeof(kMagic) && memcmp(ahead_ + ahead_begin_, &kMagic, sizeof(kMagic)) != 0) {
+      fail({MC_UNREACHABLE, "what answers there does not speak this protocol"});
+      return false;
+    }
+    if (size < sizeof(Header)) {
+      memmove(ahead_, ahead_ + ahead_begin_, size);
+      ahead_begin_ = 0;
+      ahead_end_ = size;
+      return true;
+    }
+    if (!may_read()) {
+      stalled_ = true;
+      return false;
+    }
+    if (!take_header()) return false;
+  }
+}
+
+// True when the payload is complete.
+bool Stream::take_payload_from_ahead() {
+  size_t part = std::min<uint64_t>(ahead_end_ - ahead_begin_, sink_.remaining);
+  if (part > 0 && sink_.to) {
+    memcpy(sink_.to, ahead_ + ahead_begin_, part);
+    sink_.to += part;
+  }
+  ahead_begin_ += part;
+  sink_.remaining -= part;
+  if (ahead_begin_ == ahead_end_) ahead_begin_ = ahead_end_ = 0;
+  return sink_.remaining == 0;
+}
+
+bool Stream::take_header() {
+  Header header;
+  memcpy(&header, ahead_ + ahead_begin_, sizeof(header));
+  ahead_begin_ += sizeof(header);
+  if (!header.well_formed() || !on_frame(header)) {
+    if (is_open()) fail({MC_UNREACHABLE, "it sent a frame that makes no sense"});
+    return false;
+  }
+  bulk_ = sink_.active && sink_.remaining >= kBulkBytes;
+  return is_open();
+}
+
+}  // namespace mooncake_tcp
