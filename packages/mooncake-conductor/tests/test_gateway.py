@@ -137,6 +137,13 @@ def test_a_worker_of_both_roles_gets_the_request_as_it_is(cluster) -> None:
     assert text_of(group.client.stream(CHAT, MESSAGES)) == "Hello, world!"
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
+def test_a_prompt_or_chat_is_tokenised_by_a_worker(pair, path: str) -> None:
+    answer = pair.client.post(path, {"model": "fake", "prompt": "Hi"}).json
+    assert answer == {"tokens": [72, 105], "count": 2, "max_model_len": 256}
+    assert pair.client.post(path, MESSAGES).json["count"] == len("<user>Say hello")
+
+
 def test_models_are_listed_with_their_context(pair) -> None:
     listing = pair.client.get("/v1/models").json
     assert listing["object"] == "list"

@@ -62,6 +62,14 @@ HELLO = [{"role": "user", "content": "Hello"}]
             "got `str`",
             id="stream is text",
         ),
+        pytest.param(
+            CHAT,
+            {"model": "fake", "messages": [*HELLO, {"role": "user"}]},
+            "messages[1].content",
+            "has no content",
+            id="user without content",
+        ),
+        pytest.param("/tokenize", {"prompt": "x"}, "model", "`model`", id="tokenise for no model"),
         pytest.param(TEXT, {"model": "fake"}, "prompt", "required field `prompt`", id="no prompt"),
         pytest.param(TEXT, {"model": "fake", "prompt": ""}, "prompt", "empty", id="empty prompt"),
         pytest.param(
@@ -123,6 +131,11 @@ def test_a_client_error_of_a_worker_passes_through(pair, role: str, stream: bool
     getattr(pair, role).behaviour.refuse = (422, error)
     answer = pair.client.post(TEXT, {"model": "fake", "prompt": "Hello", "stream": stream})
     assert (answer.status, answer.error) == (422, error)
+
+
+def test_a_message_of_tool_calls_needs_no_content(pair) -> None:
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function"}]}
+    assert pair.client.post(CHAT, {"model": "fake", "messages": [*HELLO, calls]}).status == 200
 
 
 def test_an_overloaded_worker_passes_through_with_its_retry_after(pair) -> None:

@@ -67,6 +67,7 @@ class EventFeeds:
         try:
             await subscriber.run()
         except Exception:
+            # The end of a task: without this, nobody would hear of it.
             log.exception(
                 "following the KV events of %s ended; it counts as holding nothing until it restarts", worker
             )

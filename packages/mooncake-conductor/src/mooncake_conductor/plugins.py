@@ -50,6 +50,7 @@ def _offered(group: str) -> Iterator[tuple[str, Policy]]:
         try:
             offered = [policy for policy in hook() if _is_policy(name, policy)]
         except Exception:
+            # A third party's code: any failure is its own, and must not stop the others.
             log.warning("plugin %s: mooncake_conductor_policies() failed", name, exc_info=True)
             continue
         for policy in offered:

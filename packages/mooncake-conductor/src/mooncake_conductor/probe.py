@@ -76,4 +76,5 @@ class HealthProbes:
             try:
                 await self.probe(worker)
             except Exception:
+                # One answer that breaks the prober must not end the probing of this worker.
                 log.exception("probing worker %s failed", worker.url)

@@ -26,7 +26,7 @@ from mooncake_conductor.metrics import Metrics
 from mooncake_conductor.policy.snapshot import Placement, Policy
 from mooncake_conductor.relay import TokenStream, with_placement
 from mooncake_conductor.requests import GenerationRequest
-from mooncake_conductor.upstream import KV_TRANSFER_FAILED, WorkerClient
+from mooncake_conductor.upstream import KV_TRANSFER_FAILED, Tokenized, WorkerClient
 from mooncake_conductor.workers import Worker, WorkerRegistry
 
 __all__ = ["Proxy"]
@@ -104,6 +104,20 @@ class Proxy:
         async with AsyncExitStack() as stack:
             yield await self._attempts(request, stack, self._decode_stream)
 
+    async def tokenize(self, model: str, body: Mapping[str, object]) -> Tokenized:
+        """Tokenise by the model's least busy worker, or the next. Raises RequestRejected or WorkerRefused."""
+        workers = sorted(
+            self._registry.of_model(model), key=lambda worker: (worker.requests, worker.last_used)
+        )
+        failures: list[_PhaseFailed] = []
+        for worker in workers[:2]:
+            call = self._client.tokenize(worker.url, body, self._config.tokenize_timeout_s)
+            try:
+                return await self._unless_lost(worker, "tokenize", call)
+            except _PhaseFailed as failure:
+                failures.append(failure)
+        raise self._given_up("tokenize", failures[-1].error) from failures[-1].error
+
     async def _attempts(
         self,
         request: GenerationRequest,
@@ -130,24 +144,12 @@ class Proxy:
                 return result
 
     async def _tokens(self, request: GenerationRequest) -> list[int]:
-        """Tokenise the prompt and check its length. Raises InvalidRequest, ModelUnknown, NoWorker,
-        WorkerRefused."""
-        workers = sorted(
-            self._registry.of_model(request.model), key=lambda worker: (worker.requests, worker.last_used)
-        )
+        """The prompt in tokens, checked for length. Raises RequestRejected or WorkerRefused."""
         if request.token_ids is not None:
-            return _checked_length(request.token_ids, workers[0].described.max_model_len)
-        body = request.tokenize_body()
-        failures: list[_PhaseFailed] = []
-        for worker in workers[:2]:
-            call = self._client.tokenize(worker.url, body, self._config.tokenize_timeout_s)
-            try:
-                tokenized = await self._unless_lost(worker, "tokenize", call)
-            except _PhaseFailed as failure:
-                failures.append(failure)
-            else:
-                return _checked_length(tokenized.tokens, tokenized.max_model_len)
-        raise self._given_up("tokenize", failures[-1].error) from failures[-1].error
+            worker, *_ = self._registry.of_model(request.model)
+            return _checked_length(request.token_ids, worker.described.max_model_len)
+        tokenized = await self.tokenize(request.model, request.tokenize_body())
+        return _checked_length(tokenized.tokens, tokenized.max_model_len)
 
     def _place(
         self, request: GenerationRequest, token_ids: list[int], avoid: set[str], held: AsyncExitStack

@@ -137,6 +137,7 @@ class KVEventPublisher:
                 if closing:
                     return
         except Exception:
+            # The end of a thread: nobody above could report it.
             log.exception("the KV event publisher at %s stopped", self.endpoint)
             self._closing = True
         finally:

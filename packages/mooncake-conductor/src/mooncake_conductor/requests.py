@@ -16,6 +16,7 @@ from mooncake_conductor.events import TokenId
 __all__ = [
     "GenerationRequest",
     "PrefixQuery",
+    "TokenizeRequest",
     "WorkerReference",
     "parse_chat",
     "parse_completion",
@@ -57,6 +58,12 @@ class _Chat(_Common, kw_only=True):
 
 class _Completion(_Common, kw_only=True):
     prompt: str | list[TokenId]
+
+
+class TokenizeRequest(msgspec.Struct):
+    """Body of ``POST /tokenize``; the rest of it is for the worker."""
+
+    model: str
 
 
 class PrefixQuery(msgspec.Struct):
@@ -104,6 +111,14 @@ def parse_chat(raw: bytes) -> GenerationRequest:
         raise InvalidRequest(
             "messages is empty; send at least one message.", code="empty_messages", param="messages"
         )
+    for number, message in enumerate(checked.messages):
+        # An assistant's message may consist of tool calls alone.
+        if message.content is None and message.role != "assistant":
+            raise InvalidRequest(
+                f"messages[{number}] has no content, which role {message.role!r} needs.",
+                code="invalid_request",
+                param=f"messages[{number}].content",
+            )
     return _request("/v1/chat/completions", raw, checked, None)
 
 

@@ -13,13 +13,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ExceptionHandler
 
-from mooncake_conductor._errors import BodyTooLarge, ConfigError, InvalidRequest, RequestRejected
+from mooncake_conductor._errors import (
+    BodyTooLarge,
+    ConfigError,
+    InvalidRequest,
+    RequestRejected,
+    WorkerRefused,
+)
 from mooncake_conductor.conductor import Conductor
 from mooncake_conductor.gateway.answers import INTERNAL_ERROR, error_answer, json_answer
 from mooncake_conductor.gateway.generation import GenerationResponse
 from mooncake_conductor.requests import (
     GenerationRequest,
     PrefixQuery,
+    TokenizeRequest,
     WorkerReference,
     parse_chat,
     parse_completion,
@@ -36,6 +43,7 @@ def build_app(conductor: Conductor) -> Starlette:
     gateway = _Gateway(conductor)
     handlers: Mapping[Any, ExceptionHandler] = {
         RequestRejected: gateway.on_rejected,
+        WorkerRefused: gateway.on_refused,
         HTTPException: gateway.on_http_error,
         Exception: gateway.on_failure,
     }
@@ -44,6 +52,9 @@ def build_app(conductor: Conductor) -> Starlette:
             Route("/v1/completions", gateway.generation(parse_completion), methods=["POST"]),
             Route("/v1/chat/completions", gateway.generation(parse_chat), methods=["POST"]),
             Route("/v1/models", gateway.models),
+            Route("/tokenize", gateway.tokenize, methods=["POST"]),
+            # As an OpenAI client reaches it, whose base URL ends in /v1.
+            Route("/v1/tokenize", gateway.tokenize, methods=["POST"]),
             Route("/health", gateway.health),
             Route("/metrics", gateway.metrics),
             Route("/workers", gateway.workers),
@@ -83,6 +94,14 @@ class _Gateway:
             for model, info in sorted(self._conductor.registry.models().items())
         ]
         return json_answer({"object": "list", "data": data})
+
+    async def tokenize(self, request: Request) -> Response:
+        """A prompt or chat in tokens, by a worker of the model; the body goes to it as it is."""
+        raw = await self._body(request)
+        model = parse_struct(raw, TokenizeRequest).model
+        tokenized = await self._conductor.proxy.tokenize(model, parse_struct(raw, dict[str, Any]))
+        count, limit = len(tokenized.tokens), tokenized.max_model_len
+        return json_answer({"tokens": tokenized.tokens, "count": count, "max_model_len": limit})
 
     async def health(self, request: Request) -> Response:
         """200 when at least one model can be served, else 503 with what each worker lacks."""
@@ -145,6 +164,13 @@ class _Gateway:
         """A request that is not served."""
         assert isinstance(error, RequestRejected)
         self._conductor.metrics.rejected.labels(error.code).inc()
+        answer = error_answer(error)
+        self._conductor.metrics.requests.labels(request.url.path, str(answer.status_code)).inc()
+        return answer
+
+    async def on_refused(self, request: Request, error: Exception) -> Response:
+        """A request that a worker refused."""
+        assert isinstance(error, WorkerRefused)
         answer = error_answer(error)
         self._conductor.metrics.requests.labels(request.url.path, str(answer.status_code)).inc()
         return answer
