@@ -6,8 +6,10 @@ Nothing here imports torch before a command runs: ``mooncake --help`` stays quic
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -102,6 +104,15 @@ def worker(
         "address": served.engine.address,
     }
     asyncio.run(served.serve(lambda: announce_ready(ready_fd, message)))
+    _end_process()
+
+
+def _end_process() -> NoReturn:
+    """End at once, with status 0. Everything of ours is closed by now; unloading torch would take seconds."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _open_worker(options: dict[str, Any], lend: str, kv_pool: str) -> Worker:

@@ -63,7 +63,7 @@ positions.
 
 
 def save_tiny_model(folder: Path, architecture: str = "llama", seed: int = 0) -> Path:
-    """Make a random model and its tokenizer in ``folder``; ``architecture`` is a key of TINY_ARCHITECTURES."""
+    """Make a random model and its tokenizer in ``folder``. ``architecture``: a key of TINY_ARCHITECTURES."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         make_model: Any = AutoModelForCausalLM.from_config
