@@ -17,6 +17,7 @@ constexpr int kBacklog = 1024;
 constexpr uint64_t kAcceptRestNs = 100'000'000;
 // Messages taken from one peer before others have their turn.
 constexpr int kMessagesPerTurn = 64;
+constexpr int kMaxStrangers = 32;
 // close() waits so long for copies in flight; a piece of a copy takes about a millisecond.
 constexpr double kCloseWaitS = 1.0;
 
@@ -125,15 +126,10 @@ void Target::welcome_socket(UniqueFd socket) {
   bool known = getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &who, &size) == 0;
   auto peer = std::make_shared<Peer>();
   peer->channel = std::make_unique<Channel>(std::move(socket));
-  if (!options_.allow_other_users && (!known || who.uid != geteuid())) {
-    refused_.fetch_add(1, std::memory_order_relaxed);
-    Message refusal = make_message(MessageKind::kWelcome);
-    set_reason(refusal,
-               failed(MC_UNSUPPORTED, "the peer's shm driver serves only processes of user " +
-                                          std::to_string(geteuid()) + " (option allow_other_users)"));
-    (void)peer->channel->send(refusal);
-    return;
-  }
+  peer->stranger = !options_.allow_other_users && (!known || who.uid != geteuid());
+  // Strangers are told why they are turned away, but may not use up the descriptors of this process.
+  if (peer->stranger && strangers_ >= kMaxStrangers) return;
+  strangers_ += peer->stranger;
   peer->pidfd = open_pidfd(who.pid);
   bool watched = loop_.watch(peer->channel->fd(), EPOLLIN | EPOLLRDHUP,
                              [this, peer](uint32_t events) { on_event(peer, events); });
@@ -174,11 +170,19 @@ bool Target::on_message(const PeerPointer& peer, const Message& message) {
 }
 
 bool Target::on_hello(const PeerPointer& peer, const Message& hello) {
+  Message welcome = make_message(MessageKind::kWelcome);
+  if (peer->stranger) {
+    refused_.fetch_add(1, std::memory_order_relaxed);
+    set_reason(welcome,
+               failed(MC_UNSUPPORTED, "the peer's shm driver serves only processes of user " +
+                                          std::to_string(geteuid()) + " (option allow_other_users)"));
+    (void)send(peer, welcome);
+    return false;
+  }
   if (!equal_in_constant_time(hello.secret, address_.initiator_secret, kSecretBytes)) {
     refused_.fetch_add(1, std::memory_order_relaxed);
     return false;
   }
-  Message welcome = make_message(MessageKind::kWelcome);
   UniqueFd fd;
   std::shared_ptr<LeasePage> leases;
   Status status = LeasePage::create(leases, fd);
@@ -251,6 +255,7 @@ bool Target::send(const PeerPointer& peer, const Message& message, std::shared_p
 
 void Target::drop(const PeerPointer& peer) {
   if (peer->gone.exchange(true)) return;
+  strangers_ -= peer->stranger;
   loop_.forget(peer->channel->fd());
   if (peer->pidfd.valid()) loop_.forget(peer->pidfd.get());
   peer->channel->shut();

@@ -50,6 +50,7 @@ class Target {
     std::unique_ptr<Channel> channel;
     UniqueFd pidfd;
     bool greeted = false;
+    bool stranger = false;  // runs as a user that is not served
     std::atomic<bool> gone{false};
 
     std::shared_ptr<LeasePage> leases;
@@ -83,6 +84,7 @@ class Target {
   const Options& options_;
   const Address& address_;
   UniqueFd listener_;
+  int strangers_ = 0;  // connected now; service thread only
   std::atomic<uint64_t> refused_{0};
 
   std::mutex mutex_;

@@ -19,9 +19,13 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def probe() -> Available | Unavailable:
     """Look for what the driver needs of the system: Linux, its /proc, and the compiled core."""
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
-        return Unavailable("shared memory between engines needs Linux with memfd_create (glibc 2.27 or newer)")
+        return Unavailable(
+            "shared memory between engines needs Linux with memfd_create (glibc 2.27 or newer)"
+        )
     if not os.access(BOOT_ID, os.R_OK):
-        return Unavailable(f"cannot read {BOOT_ID}, by which two processes know that they share a host; mount /proc")
+        return Unavailable(
+            f"cannot read {BOOT_ID}, by which two processes know that they share a host; mount /proc"
+        )
     if importlib.util.find_spec("mooncake_driver_shm._core") is None:
         return Unavailable(
             "the compiled core of mooncake-driver-shm is missing; reinstall it, with a C++20 compiler at hand"
