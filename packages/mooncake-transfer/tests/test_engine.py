@@ -1,8 +1,10 @@
 """The engine as users meet it, with real drivers, two engines in one process."""
 
 import asyncio
+import mmap
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,6 +164,18 @@ def test_more_memory_than_there_is_is_refused_with_the_numbers(
         engines[0].allocate(1 << 50, name="huge")
     with pytest.raises(ConfigError, match="positive"):
         engines[0].allocate(0)
+
+
+def test_prefaulted_memory_is_resident_before_it_is_touched(
+    engines: tuple[TransferEngine, TransferEngine],
+) -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = resident_bytes()
+    region = engines[0].allocate(64 * MIB, prefault=True)
+    assert resident_bytes() - before > 60 * MIB
+    assert bytes(region.view()[:8]) == bytes(8)
 
 
 def test_calls_notifications_and_failures_reach_the_other_side(

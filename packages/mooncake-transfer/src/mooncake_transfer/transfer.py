@@ -17,8 +17,8 @@ class Transfer:
     """A batch of reads or writes in flight. Thread-safe.
 
     The engine keeps local memory alive until its region is closed; the caller keeps what it writes unchanged
-    until the transfer is done. A write is done when its bytes are visible at the target. Blocks may move in any
-    order.
+    until the transfer is done. A write is done when its bytes are visible at the target. Blocks may move in
+    any order.
     """
 
     def __init__(self, engine: CoreEngine, core: CoreTransfer, what: str, timeout_s: float):
