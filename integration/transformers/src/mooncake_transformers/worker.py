@@ -78,7 +78,7 @@ class Worker:
         # Hand-off threads wait for other engines; closing ours ends their waits, so they are joined after it.
         self._handoff_threads = stack.enter_context(ThreadPoolExecutor(HANDOFF_THREADS, "handoff"))
         self.engine = stack.enter_context(TransferEngine(transfer_config))
-        self._region = self.engine.allocate(config.kv_pool_bytes, name="kv-pool")
+        self._region = self.engine.allocate(config.kv_pool_bytes, name="kv-pool", prefault=True)
         self.pool = KVPool(layout, self._region.view())
         any_port = f"tcp://{_bracketed(config.host)}:*"
         self._publisher = stack.enter_context(KVEventPublisher(any_port, any_port))
