@@ -96,10 +96,10 @@ def test_a_completion_goes_on_with_the_prompt(
     assert token_ids == whole_model.answer(LONG_BEGINNING, max_tokens=24).token_ids
 
 
-def test_a_prompt_may_be_token_ids(client: openai.OpenAI) -> None:
+def test_a_prompt_may_be_token_ids(client: openai.OpenAI, whole_model: WholeModel) -> None:
     as_text = client.completions.create(model=MODEL, prompt="Harbour", max_tokens=8, temperature=0)
-    ids = client.post("/tokenize", body={"model": MODEL, "prompt": "Harbour"}, cast_to=object)
-    as_ids = client.completions.create(model=MODEL, prompt=ids["tokens"], max_tokens=8, temperature=0)
+    ids = whole_model.answer("Harbour", max_tokens=1).prompt_token_ids
+    as_ids = client.completions.create(model=MODEL, prompt=ids, max_tokens=8, temperature=0)
     assert as_ids.choices[0].text == as_text.choices[0].text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from mooncake_transformers.cluster.console import ClusterView, make_console
 from mooncake_transformers.cluster.prepare import prepare
 from mooncake_transformers.cluster.signals import stop_on_signals
 from mooncake_transformers.config import parse_bytes
+from mooncake_transformers.demo.client import model_name
 
 __all__ = ["register"]
 
@@ -152,14 +154,21 @@ def _serve(spec: ClusterSpec, console: Console, logs: Path | None, json_ready: P
 
 def _print_how_to_use(cluster: Cluster, console: Console) -> None:
     url = cluster.url
-    body = (
-        '{"messages": [{"role": "user", "content": "What is a KV cache?"}], "max_tokens": 64, "stream": true}'
-    )
+    name = model_name(url)
+    body = {
+        "model": name,
+        "messages": [{"role": "user", "content": "What is a KV cache?"}],
+        "max_tokens": 64,
+        "stream": True,
+    }
     console.print(
-        f"\nServing at [bold]{url}/v1[/]; also {url}/health and {url}/metrics. Try:\n", soft_wrap=True
+        f"\n[bold]{name}[/] is served at [bold]{url}/v1[/]; see also {url}/health and {url}/metrics."
     )
-    command = f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n  -d '{body}'"
-    console.print(f"  {command}", markup=False, soft_wrap=True)
+    console.print("Try it, with any client of OpenAI's API, or:\n")
+    command = (
+        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n  -d '{json.dumps(body)}'"
+    )
+    console.print(command, markup=False, soft_wrap=True)
     console.print("\nCtrl-C stops everything.")
 
 

@@ -47,7 +47,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     threads: int = 0
     drivers: tuple[str, ...] | None = None
     start_timeout_s: float = 300.0
-    stop_timeout_s: float = 5.0
+    stop_timeout_s: float = 8.0
     restart: bool = True
     max_restarts_per_minute: int = 6
 
