@@ -28,6 +28,7 @@ class StoredObject:
     """One version of one key.
 
     Attributes:
+        writer: the client that put it.
         version: unique in one life of the master, rising in the order of reservations.
         leases: how many leases cover it now.
         use: how its bytes are booked.
@@ -36,6 +37,7 @@ class StoredObject:
 
     digest: bytes
     key: bytes
+    writer: int
     version: int
     nbytes: int
     extents: tuple[Extent, ...]
@@ -74,10 +76,12 @@ class Catalog:
         """The object of a version. Raises KeyError."""
         return self._by_version[version]
 
-    def reserve(self, digest: bytes, key: bytes, nbytes: int, extents: tuple[Extent, ...]) -> StoredObject:
+    def reserve(
+        self, digest: bytes, key: bytes, writer: int, nbytes: int, extents: tuple[Extent, ...]
+    ) -> StoredObject:
         """Note a new version whose bytes are still to come."""
         self._last_version += 1
-        entry = StoredObject(digest, key, self._last_version, nbytes, extents)
+        entry = StoredObject(digest, key, writer, self._last_version, nbytes, extents)
         self._by_version[entry.version] = entry
         return entry
 

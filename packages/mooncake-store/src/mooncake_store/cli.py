@@ -25,16 +25,13 @@ WRONG_USE = 2
 REPORT_INTERVAL_S = 30.0
 
 log = logging.getLogger("mooncake_store.master")
-app = typer.Typer(name="store", help="The distributed KV-cache store.", no_args_is_help=True)
+store_commands = typer.Typer(name="store", help="The distributed KV-cache store.", no_args_is_help=True)
 
 
 @hookimpl
 def mooncake_cli(app: typer.Typer) -> None:
     """Add ``mooncake store`` to the program."""
     app.add_typer(store_commands)
-
-
-store_commands = app
 
 
 @store_commands.callback()

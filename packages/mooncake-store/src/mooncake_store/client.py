@@ -271,12 +271,13 @@ class Store:
         return [bool(found) for found in self._member.ask(request, protocol.Found).found]
 
     def on_evicted(self, handler: Callable[[list[bytes]], None]) -> None:
-        """Call ``handler(keys)`` when values of this tenant in THIS store's segment were evicted, removed
-        or replaced.
+        """Call ``handler(keys)`` when values that lay in this store's segment, or that it put, have gone.
 
-        It runs on a thread of its own, in the master's order. What left before a put of this store was
-        committed is told before that put returns; a handler must therefore not wait for a lock that is held
-        during a put (the put then goes on after ``notice_wait_s``, with a warning).
+        Gone means evicted, removed, replaced by somebody else's value elsewhere, or lost with their owner.
+        Only keys of this store's tenant are told. The handler runs on a thread of its own, in the master's
+        order. What went before a put of this store was committed is told before that put returns; a handler
+        must therefore not wait for a lock that is held during a put (such a put goes on after
+        ``notice_wait_s``, with a warning).
         """
         self._notices.on_evicted(handler)
 

@@ -15,10 +15,10 @@ __all__ = ["Counts", "Departure", "Inventory"]
 
 
 class Departure(NamedTuple):
-    """A value that can no longer be found. Segments in ``staying`` hold the version that replaced it."""
+    """A value that can no longer be found, and the version that replaced it, if any."""
 
     entry: StoredObject
-    staying: set[int]
+    successor: StoredObject | None
 
 
 class Counts:
@@ -68,7 +68,7 @@ class Inventory:
         extents = self._make_room(nbytes, client, self.pool.usable(avoid))
         if extents is None:
             return None
-        entry = self.catalog.reserve(digest, key, nbytes, extents)
+        entry = self.catalog.reserve(digest, key, client, nbytes, extents)
         for segment in entry.segments():
             self.pool.segments[segment].versions.add(entry.version)
         self._book(entry)
@@ -122,7 +122,7 @@ class Inventory:
             return Outcome.LOST if entry.broken else Outcome.EXISTS
         if current is not None:
             self.counts.removed += 1
-            self._hide(current, staying=entry.segments())
+            self._hide(current, successor=entry)
         self.catalog.commit(entry)
         self._book(entry)
         self.counts.stored += 1
@@ -158,11 +158,11 @@ class Inventory:
         self.counts.evicted += 1
         self._hide(self.catalog.version(version))
 
-    def _hide(self, entry: StoredObject, staying: set[int] | None = None) -> None:
+    def _hide(self, entry: StoredObject, successor: StoredObject | None = None) -> None:
         self.catalog.hide(entry)
         if entry.version in self.clock:
             self.clock.remove(entry.version)
-        self.departures.append(Departure(entry, staying or set()))
+        self.departures.append(Departure(entry, successor))
         if entry.leases:
             self._book(entry)
         else:

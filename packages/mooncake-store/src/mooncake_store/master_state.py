@@ -62,14 +62,14 @@ class MasterState:
             reply: Reply = self._mount(request, connection, address)
         else:
             reply = self._handle_member(request, connection, now_s)
-        self._notify_owners()
+        self._send_notices()
         return reply
 
     def on_connection_lost(self, connection: int) -> None:
         """A client's connection has ended: its segment, leases and reservations are void."""
         for member in self._members.on_connection(connection):
             self._drop(member, "its connection ended")
-        self._notify_owners()
+        self._send_notices()
 
     def on_tick(self, now_s: float) -> None:
         """Let end what has passed its deadline. To be called about every second, or when
@@ -87,7 +87,7 @@ class MasterState:
             self._inventory.abandon(entry)
         for member in self._members.hopeless(self.config.max_unread_notices):
             self._drop(member, f"it left more than {self.config.max_unread_notices} notices unread")
-        self._notify_owners()
+        self._send_notices()
 
     def next_deadline_s(self) -> float | None:
         """When the next lease or reservation expires unless renewed."""
@@ -175,13 +175,19 @@ class MasterState:
         notices = self._members.read_notices(member, request.notices_seen)
         return protocol.Alive(notices=notices, segments=list(self._inventory.pool.segments))
 
-    def _notify_owners(self) -> None:
-        for departure in self._inventory.departures:
-            for segment in departure.entry.segments() - departure.staying:
-                lent = self._inventory.pool.segments.get(segment)
-                if lent is not None:
-                    self._members.notify(lent.client, departure)
+    def _send_notices(self) -> None:
+        for entry, successor in self._inventory.departures:
+            # Whoever has nothing to do with the new version has lost the key.
+            for client in self._concerned(entry) - self._concerned(successor):
+                self._members.notify(client, entry)
         self._inventory.departures.clear()
+
+    def _concerned(self, entry: StoredObject | None) -> set[int]:
+        """Who has the value in their segment, and who put it there."""
+        if entry is None:
+            return set()
+        segments = self._inventory.pool.segments
+        return {segments[segment].client for segment in entry.segments() & segments.keys()} | {entry.writer}
 
     # Values come.
 
@@ -236,7 +242,7 @@ class MasterState:
         for position, outcome in zip(written, results, strict=True):
             outcomes[position] = outcome
         self._exposed += [(grant.deadline_s, grant.objects[i]) for i in failed]
-        self._notify_owners()
+        self._send_notices()
         notices = self._members.read_notices(member, request.notices_seen)
         return protocol.Committed(outcomes=bytes(outcomes), notices=notices)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from mooncake_store.inventory import Departure
+from mooncake_store.catalog import StoredObject
 from mooncake_store.protocol import Notice
 
 __all__ = ["Member", "Members"]
@@ -62,15 +62,15 @@ class Members:
         """Members that joined over a connection."""
         return [member for member in self._by_client.values() if member.connection == connection]
 
-    def notify(self, owner: int, departure: Departure) -> None:
-        """Note, for the owner of a segment, that a value has left it."""
-        member = self._by_client.get(owner)
+    def notify(self, client: int, entry: StoredObject) -> None:
+        """Note, for a client if it is a member, that a value has gone."""
+        member = self._by_client.get(client)
         if member is None:
             return
         self._last_number += 1
-        member.unread.append(Notice(self._last_number, departure.entry.digest, departure.entry.key))
+        member.unread.append(Notice(self._last_number, entry.digest, entry.key))
         if not member.rung:
-            self._to_ring[owner] = member
+            self._to_ring[client] = member
 
     def read_notices(self, member: Member, seen: int) -> list[Notice]:
         """What the member has to be told, after it has confirmed everything up to number ``seen``."""

@@ -1,4 +1,4 @@
-"""Tells the user which values have left this client's segment, in the master's order."""
+"""Tells the user which of this client's values have gone, in the master's order."""
 
 from __future__ import annotations
 

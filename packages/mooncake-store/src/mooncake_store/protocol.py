@@ -140,7 +140,7 @@ class Placement(Message, kw_only=True):
 
 
 class Notice(msgspec.Struct, array_like=True):
-    """Bytes in the owner's segment no longer hold this key. ``number`` rises over the life of the master."""
+    """A value that the client put, or that lay in its segment, has gone. Numbers rise in a master's life."""
 
     number: int
     digest: bytes

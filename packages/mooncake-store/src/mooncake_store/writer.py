@@ -28,6 +28,7 @@ LONGEST_PAUSE_S = 0.1
 # A write must have ended before the master may give its memory away; this much earlier by this client's
 # clock.
 DEADLINE_MARGIN = 0.9
+UNDONE = (Outcome.FAILED, Outcome.LOST)
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class _Put:
         todo = list(range(len(outcomes)))
         while todo:
             may_come = self._round(np.array(todo, dtype=np.intp)) and time.monotonic() < wait_until_s
-            failed = [i for i in todo if outcomes[i] in (Outcome.FAILED, Outcome.LOST)]
+            failed = [i for i in todo if outcomes[i] in UNDONE]
             full = [i for i in todo if outcomes[i] is Outcome.FULL]
             attempts += bool(failed)
             todo = sorted((failed if attempts < MOVE_ATTEMPTS else []) + (full if may_come else []))
@@ -129,9 +130,12 @@ class _Put:
             for at, outcome in zip(placed, committed, strict=True):
                 outcomes[at] = outcome
             self._avoid |= moved.segments
-            result.reason = moved.reason or "the reservation or its segment was lost before the commit"
+            lost = "the reservation or its segment was lost before the commit"
+            result.reason = moved.reason or lost
         for position, outcome in zip(todo.tolist(), outcomes, strict=True):
-            result.outcomes[position] = outcome
+            # No room anywhere else: the failure before is what the caller has to know.
+            if outcome is not Outcome.FULL or result.outcomes[position] not in UNDONE:
+                result.outcomes[position] = outcome
         result.room = reserved.room or result.room
         return reserved.wait
 
