@@ -8,18 +8,30 @@ namespace {
 
 const char* exception_name(Code code) {
   switch (code) {
-    case Code::kInvalid: return "ConfigError";
-    case Code::kUnsupported: return "DriverUnavailable";
-    case Code::kNoMemory: return "MemoryUnavailable";
-    case Code::kUnreachable: return "PeerUnreachable";
-    case Code::kRefused: return "RegionRefused";
-    case Code::kCancelled: return "TransferCancelled";
-    case Code::kTimeout: return "TransferTimeout";
-    case Code::kClosed: return "EngineClosed";
-    case Code::kRegionBusy: return "RegionBusy";
-    case Code::kRegionClosed: return "RegionClosed";
-    case Code::kNoRoute: return "NoRoute";
-    default: return "TransferError";
+    case Code::kInvalid:
+      return "ConfigError";
+    case Code::kUnsupported:
+      return "DriverUnavailable";
+    case Code::kNoMemory:
+      return "MemoryUnavailable";
+    case Code::kUnreachable:
+      return "PeerUnreachable";
+    case Code::kRefused:
+      return "RegionRefused";
+    case Code::kCancelled:
+      return "TransferCancelled";
+    case Code::kTimeout:
+      return "TransferTimeout";
+    case Code::kClosed:
+      return "EngineClosed";
+    case Code::kRegionBusy:
+      return "RegionBusy";
+    case Code::kRegionClosed:
+      return "RegionClosed";
+    case Code::kNoRoute:
+      return "NoRoute";
+    default:
+      return "TransferError";
   }
 }
 
@@ -34,7 +46,8 @@ void raise(const Status& status) {
 }  // namespace mooncake
 
 NB_MODULE(_core, m) {
-  m.doc() = "Compiled core of mooncake_transfer: engine and channel. Import it through mooncake_transfer.engine.";
+  m.doc() =
+      "Compiled core of mooncake_transfer: engine and channel. Import it through mooncake_transfer.engine.";
   mooncake::bind_channel(m);
   mooncake::bind_engine(m);
 }

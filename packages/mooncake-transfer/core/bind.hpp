@@ -35,7 +35,9 @@ bool wait_interruptibly(double timeout_s, Wait&& wait) {
 }
 
 inline std::string to_string(const nanobind::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
-inline nanobind::bytes to_bytes(const std::string& string) { return nanobind::bytes(string.data(), string.size()); }
+inline nanobind::bytes to_bytes(const std::string& string) {
+  return nanobind::bytes(string.data(), string.size());
+}
 
 void bind_engine(nanobind::module_& m);
 void bind_channel(nanobind::module_& m);

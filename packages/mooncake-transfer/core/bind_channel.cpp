@@ -12,18 +12,24 @@ namespace {
 
 const char* kind_name(Event::Kind kind) {
   switch (kind) {
-    case Event::Kind::kRequest: return "request";
-    case Event::Kind::kNotify: return "notify";
-    case Event::Kind::kHello: return "hello";
-    default: return "lost";
+    case Event::Kind::kRequest:
+      return "request";
+    case Event::Kind::kNotify:
+      return "notify";
+    case Event::Kind::kHello:
+      return "hello";
+    default:
+      return "lost";
   }
 }
 
 nb::object to_tuple(const Event& event) {
-  return nb::make_tuple(kind_name(event.kind), event.connection, event.request, event.method, to_bytes(event.body));
+  return nb::make_tuple(kind_name(event.kind), event.connection, event.request, event.method,
+                        to_bytes(event.body));
 }
 
-// Handler threads are daemons of the Python side and check nothing but the queue, so Ctrl-C need not reach them.
+// Handler threads are daemons of the Python side and check nothing but the queue, so Ctrl-C need not reach
+// them.
 template <typename Pop>
 nb::object pop_event(double timeout_s, Pop&& pop) {
   Event event;
@@ -49,13 +55,15 @@ nb::tuple connect(Channel& channel, const std::string& host, uint16_t port, doub
 }
 
 // (failed at the other side, body)
-nb::tuple call(Channel& channel, uint64_t connection, const std::string& method, const nb::bytes& body, double timeout_s) {
+nb::tuple call(Channel& channel, uint64_t connection, const std::string& method, const nb::bytes& body,
+               double timeout_s) {
   std::string request = to_string(body), reply, remote_error;
   Status status;
   {
     nb::gil_scoped_release release;
     status = channel.call(connection, method, request, deadline_after(timeout_s), &reply, &remote_error);
-    if (status.code == Code::kTimeout) status.code = Code::kUnreachable;  // it may have been handled all the same
+    if (status.code == Code::kTimeout)
+      status.code = Code::kUnreachable;  // it may have been handled all the same
   }
   check(status);
   bool failed = !remote_error.empty();
@@ -65,41 +73,50 @@ nb::tuple call(Channel& channel, uint64_t connection, const std::string& method,
 }  // namespace
 
 void bind_channel(nb::module_& m) {
-  nb::class_<Channel>(m, "Channel", "Framed requests and notifications between engines; one thread of its own.")
+  nb::class_<Channel>(m, "Channel",
+                      "Framed requests and notifications between engines; one thread of its own.")
       .def(nb::init<>())
-      .def("listen", [](Channel& c, const std::string& host, uint16_t port) { check(c.listen(host, port)); },
-           nb::arg("host"), nb::arg("port"))
+      .def(
+          "listen", [](Channel& c, const std::string& host, uint16_t port) { check(c.listen(host, port)); },
+          nb::arg("host"), nb::arg("port"))
       .def_prop_ro("port", &Channel::port)
-      .def("start", [](Channel& c, const nb::bytes& hello) { check(c.start(to_string(hello))); }, nb::arg("hello"))
+      .def(
+          "start", [](Channel& c, const nb::bytes& hello) { check(c.start(to_string(hello))); },
+          nb::arg("hello"))
       .def("close", &Channel::close, nb::call_guard<nb::gil_scoped_release>())
       .def("connect", &connect, nb::arg("host"), nb::arg("port"), nb::arg("timeout_s"),
            nb::sig("def connect(self, host: str, port: int, timeout_s: float) -> tuple[int, bytes]"))
       .def("call", &call, nb::arg("connection"), nb::arg("method"), nb::arg("body"), nb::arg("timeout_s"),
-           nb::sig("def call(self, connection: int, method: str, body: bytes, timeout_s: float) -> tuple[bool, bytes]"))
-      .def("notify",
-           [](Channel& c, uint64_t connection, const std::string& method, const nb::bytes& body) {
-             check(c.notify(connection, method, to_string(body)));
-           },
-           nb::arg("connection"), nb::arg("method"), nb::arg("body"))
+           nb::sig("def call(self, connection: int, method: str, body: bytes, timeout_s: float) -> "
+                   "tuple[bool, bytes]"))
+      .def(
+          "notify",
+          [](Channel& c, uint64_t connection, const std::string& method, const nb::bytes& body) {
+            check(c.notify(connection, method, to_string(body)));
+          },
+          nb::arg("connection"), nb::arg("method"), nb::arg("body"))
       .def("alive", &Channel::alive, nb::arg("connection"))
       .def("disconnect", &Channel::disconnect, nb::arg("connection"))
-      .def("next_request",
-           [](Channel& c, double timeout_s) {
-             return pop_event(timeout_s, [&](uint64_t d, Event* e) { return c.next_request(d, e); });
-           },
-           nb::arg("timeout_s"),
-           nb::sig("def next_request(self, timeout_s: float) -> tuple[str, int, int, str, bytes] | None"))
-      .def("next_event",
-           [](Channel& c, double timeout_s) {
-             return pop_event(timeout_s, [&](uint64_t d, Event* e) { return c.next_event(d, e); });
-           },
-           nb::arg("timeout_s"),
-           nb::sig("def next_event(self, timeout_s: float) -> tuple[str, int, int, str, bytes] | None"))
-      .def("reply",
-           [](Channel& c, uint64_t connection, uint64_t request, bool failed, const nb::bytes& body) {
-             check(c.reply(connection, request, failed, to_string(body)));
-           },
-           nb::arg("connection"), nb::arg("request"), nb::arg("failed"), nb::arg("body"));
+      .def(
+          "next_request",
+          [](Channel& c, double timeout_s) {
+            return pop_event(timeout_s, [&](uint64_t d, Event* e) { return c.next_request(d, e); });
+          },
+          nb::arg("timeout_s"),
+          nb::sig("def next_request(self, timeout_s: float) -> tuple[str, int, int, str, bytes] | None"))
+      .def(
+          "next_event",
+          [](Channel& c, double timeout_s) {
+            return pop_event(timeout_s, [&](uint64_t d, Event* e) { return c.next_event(d, e); });
+          },
+          nb::arg("timeout_s"),
+          nb::sig("def next_event(self, timeout_s: float) -> tuple[str, int, int, str, bytes] | None"))
+      .def(
+          "reply",
+          [](Channel& c, uint64_t connection, uint64_t request, bool failed, const nb::bytes& body) {
+            check(c.reply(connection, request, failed, to_string(body)));
+          },
+          nb::arg("connection"), nb::arg("request"), nb::arg("failed"), nb::arg("body"));
 }
 
 }  // namespace mooncake

@@ -97,7 +97,8 @@ void Channel::Queue::close() {
 
 // ---- life
 
-Channel::Channel() : epoll_fd_(epoll_create1(EPOLL_CLOEXEC)), wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+Channel::Channel()
+    : epoll_fd_(epoll_create1(EPOLL_CLOEXEC)), wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 Channel::~Channel() {
   close();
@@ -168,8 +169,8 @@ Status Channel::connect(const std::string& host, uint16_t port, uint64_t deadlin
   return {};
 }
 
-Status Channel::call(uint64_t connection, const std::string& method, const std::string& body, uint64_t deadline_ns,
-                     std::string* reply, std::string* remote_error) {
+Status Channel::call(uint64_t connection, const std::string& method, const std::string& body,
+                     uint64_t deadline_ns, std::string* reply, std::string* remote_error) {
   LinkPtr link = find(connection);
   if (!link) return Status::error(Code::kUnreachable, "the connection to the peer has ended");
   return ask(link, kTypeRequest, method, body, deadline_ns, reply, remote_error);
@@ -253,20 +254,24 @@ void Channel::add_link(const LinkPtr& link) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = link->id;
-  if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, link->fd, &event) != 0) drop(link, std::string("cannot be watched: ") + strerror(errno));
+  if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, link->fd, &event) != 0)
+    drop(link, std::string("cannot be watched: ") + strerror(errno));
 }
 
 Status Channel::send(const LinkPtr& link, uint8_t type, uint64_t request, const std::string& method,
                      const std::string& body) {
   if (body.size() > kMaxBody || method.size() > UINT16_MAX) {
-    return Status::error(Code::kInvalid, "a message of " + std::to_string(body.size()) + " bytes is over the limit of " +
-                                             std::to_string(kMaxBody) + "; move bulk data with a transfer");
+    return Status::error(Code::kInvalid, "a message of " + std::to_string(body.size()) +
+                                             " bytes is over the limit of " + std::to_string(kMaxBody) +
+                                             "; move bulk data with a transfer");
   }
-  Header header{static_cast<uint32_t>(body.size()), kVersion, type, static_cast<uint16_t>(method.size()), request};
+  Header header{static_cast<uint32_t>(body.size()), kVersion, type, static_cast<uint16_t>(method.size()),
+                request};
   std::lock_guard lock(link->mutex);
   if (link->closed) return Status::error(Code::kUnreachable, link->label + ": " + link->reason);
   if (link->unsent.size() - link->sent > kMaxUnsent) {
-    return Status::error(Code::kUnreachable, link->label + " does not read its messages; 256 MiB are waiting for it");
+    return Status::error(Code::kUnreachable,
+                         link->label + " does not read its messages; 256 MiB are waiting for it");
   }
   link->unsent.append(reinterpret_cast<const char*>(&header), sizeof(header));
   link->unsent.append(method).append(body);
@@ -391,7 +396,8 @@ bool Channel::read_frames(const LinkPtr& link) {
   return true;
 }
 
-bool Channel::on_frame(const LinkPtr& link, uint8_t type, uint64_t request, std::string method, std::string body) {
+bool Channel::on_frame(const LinkPtr& link, uint8_t type, uint64_t request, std::string method,
+                       std::string body) {
   bool answer = type == kTypeHelloAck || type == kTypeReply || type == kTypeError;
   if (answer && link->outgoing) {
     std::lock_guard lock(link->mutex);

@@ -1,8 +1,10 @@
 // Framed requests, answers and notifications between engines over TCP.
 //
-// One connection serves one direction of asking: who connected sends HELLO, REQUEST and NOTIFY, who accepted sends
-// HELLO_ACK, REPLY and ERROR. Bodies are opaque here; the Python side encodes them with msgpack. A frame is
-//   u32 body length | u8 version | u8 type | u16 method length | u64 request id | method | body     (little endian)
+// One connection serves one direction of asking: who connected sends HELLO, REQUEST and NOTIFY, who accepted
+// sends HELLO_ACK, REPLY and ERROR. Bodies are opaque here; the Python side encodes them with msgpack. A
+// frame is
+//   u32 body length | u8 version | u8 type | u16 method length | u64 request id | method | body     (little
+//   endian)
 #pragma once
 
 #include <unistd.h>
@@ -48,15 +50,16 @@ class Channel {
   void close();
 
   // Asking side. Both wait at most until the deadline.
-  Status connect(const std::string& host, uint16_t port, uint64_t deadline_ns, uint64_t* connection, std::string* hello);
+  Status connect(const std::string& host, uint16_t port, uint64_t deadline_ns, uint64_t* connection,
+                 std::string* hello);
   Status call(uint64_t connection, const std::string& method, const std::string& body, uint64_t deadline_ns,
               std::string* reply, std::string* remote_error);
   Status notify(uint64_t connection, const std::string& method, const std::string& body);
   bool alive(uint64_t connection);
   void disconnect(uint64_t connection);
 
-  // Answering side. Requests may be taken by several threads; everything else comes in order, for one thread. A
-  // connection's kLost comes after all its requests have been answered.
+  // Answering side. Requests may be taken by several threads; everything else comes in order, for one thread.
+  // A connection's kLost comes after all its requests have been answered.
   bool next_request(uint64_t deadline_ns, Event* event) { return requests_.pop(deadline_ns, event); }
   bool next_event(uint64_t deadline_ns, Event* event) { return events_.pop(deadline_ns, event); }
   Status reply(uint64_t connection, uint64_t request, bool failed, const std::string& body);
@@ -88,7 +91,8 @@ class Channel {
   bool on_frame(const LinkPtr& link, uint8_t type, uint64_t request, std::string method, std::string body);
   void drop(const LinkPtr& link, const std::string& reason);
   void answered(const LinkPtr& link);
-  Status send(const LinkPtr& link, uint8_t type, uint64_t request, const std::string& method, const std::string& body);
+  Status send(const LinkPtr& link, uint8_t type, uint64_t request, const std::string& method,
+              const std::string& body);
   Status ask(const LinkPtr& link, uint8_t type, const std::string& method, const std::string& body,
              uint64_t deadline_ns, std::string* reply, std::string* remote_error);
   bool flush(Link& link);  // with the link's mutex held

@@ -9,13 +9,15 @@ constexpr size_t kPollBatch = 64;
 Status Endpoint::check(const mc_driver_v1* table) {
   if (table == nullptr) return Status::error(Code::kInvalid, "the driver's capsule is empty");
   if (table->abi_major != MC_ABI_MAJOR) {
-    return Status::error(Code::kUnsupported, "the driver speaks ABI version " + std::to_string(table->abi_major) +
-                                                 ", this engine " + std::to_string(MC_ABI_MAJOR) +
+    return Status::error(Code::kUnsupported, "the driver speaks ABI version " +
+                                                 std::to_string(table->abi_major) + ", this engine " +
+                                                 std::to_string(MC_ABI_MAJOR) +
                                                  "; install versions of both that fit together");
   }
   if (table->struct_size < sizeof(mc_driver_v1)) {
-    return Status::error(Code::kUnsupported, "the driver's function table has " + std::to_string(table->struct_size) +
-                                                 " bytes, " + std::to_string(sizeof(mc_driver_v1)) +
+    return Status::error(Code::kUnsupported, "the driver's function table has " +
+                                                 std::to_string(table->struct_size) + " bytes, " +
+                                                 std::to_string(sizeof(mc_driver_v1)) +
                                                  " are needed; install a newer driver");
   }
   return {};

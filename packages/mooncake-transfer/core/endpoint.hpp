@@ -49,11 +49,12 @@ class Endpoint {
   void release_key(mc_handle remote);
   Status stats(mc_stats* stats);
 
-  // Takes the first `*accepted` operations. Not OK means the driver refused the first one that was not accepted.
+  // Takes the first `*accepted` operations. Not OK means the driver refused the first one that was not
+  // accepted.
   Status submit(const mc_op* ops, size_t count, size_t* accepted);
   void cancel(uint64_t cookie);
-  // Hands every waiting completion to `on_completion`; returns how many. Only one thread at a time does so: with
-  // `wait_for_turn` false a second one returns 0 at once.
+  // Hands every waiting completion to `on_completion`; returns how many. Only one thread at a time does so:
+  // with `wait_for_turn` false a second one returns 0 at once.
   size_t poll(bool wait_for_turn, const OnCompletion& on_completion);
   // True when the descriptor will become readable; false when completions are waiting already.
   bool arm();

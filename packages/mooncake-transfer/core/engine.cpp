@@ -20,15 +20,18 @@ std::string range_text(uint64_t offset, uint64_t length) {
 }
 
 Status check_block(const Block& block, const Region& local, const RemoteRegion& remote) {
-  auto inside = [&](uint64_t offset, uint64_t size) { return offset <= size && block.length <= size - offset; };
+  auto inside = [&](uint64_t offset, uint64_t size) {
+    return offset <= size && block.length <= size - offset;
+  };
   if (!inside(block.local_offset, local.length)) {
     return Status::error(Code::kRefused, "block " + range_text(block.local_offset, block.length) +
                                              " is outside local region '" + local.name + "' of " +
                                              std::to_string(local.length) + " bytes");
   }
   if (!inside(block.remote_offset, remote.length())) {
-    return Status::error(Code::kRefused, "block " + range_text(block.remote_offset, block.length) + " is outside " +
-                                             remote.label() + " of " + std::to_string(remote.length()) + " bytes");
+    return Status::error(Code::kRefused, "block " + range_text(block.remote_offset, block.length) +
+                                             " is outside " + remote.label() + " of " +
+                                             std::to_string(remote.length()) + " bytes");
   }
   return {};
 }
@@ -48,9 +51,11 @@ Engine::~Engine() {
   ::close(epoll_fd_);
 }
 
-Engine::Engine() : wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), epoll_fd_(epoll_create1(EPOLL_CLOEXEC)) {}
+Engine::Engine()
+    : wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), epoll_fd_(epoll_create1(EPOLL_CLOEXEC)) {}
 
-Status Engine::add_driver(const mc_driver_v1* table, const std::string& name, const Endpoint::Options& options) {
+Status Engine::add_driver(const mc_driver_v1* table, const std::string& name,
+                          const Endpoint::Options& options) {
   Status usable = Endpoint::check(table);
   if (!usable.ok()) return usable;
   auto endpoint = std::make_unique<Endpoint>(table, name);
@@ -80,7 +85,8 @@ Status Engine::start() {
 }
 
 void Engine::close() {
-  if (getpid() != owner_) {  // a forked child: its parent goes on with everything, and locks may be held for ever
+  if (getpid() !=
+      owner_) {  // a forked child: its parent goes on with everything, and locks may be held for ever
     closing_ = true;
     if (progress_.joinable()) progress_.detach();
     for (auto& endpoint : *endpoints_) endpoint->abandon();
@@ -99,7 +105,8 @@ void Engine::close() {
       backlog_.clear();
     }
     for (const auto& transfer : orphans) {
-      transfer->note_failure(Status::error(Code::kClosed, "the engine was closed while the transfer was running"));
+      transfer->note_failure(
+          Status::error(Code::kClosed, "the engine was closed while the transfer was running"));
       transfer->local->leave();
       transfer->complete();
     }
@@ -137,8 +144,8 @@ Status Engine::register_region(mc_memory memory, const std::string& name, std::s
   }
   if (!taken) {
     return Status::error(closing_ ? Code::kClosed : Code::kUnsupported,
-                         "no driver registers region '" + name + "': " +
-                             (reasons.empty() ? "none takes this kind of memory" : reasons));
+                         "no driver registers region '" + name +
+                             "': " + (reasons.empty() ? "none takes this kind of memory" : reasons));
   }
   *out = std::move(region);
   return {};
@@ -161,17 +168,18 @@ Status Engine::close_region(Region& region, uint64_t deadline_ns) {
     region.closing = true;
     auto deadline = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns));
     if (!region.idle.wait_until(lock, deadline, [&] { return region.in_flight == 0; })) {
-      return Status::error(Code::kRegionBusy, "region '" + region.name + "' is used by " +
-                                                  std::to_string(region.in_flight) +
-                                                  " transfers of this engine; wait for or cancel them, then close again");
+      return Status::error(Code::kRegionBusy,
+                           "region '" + region.name + "' is used by " + std::to_string(region.in_flight) +
+                               " transfers of this engine; wait for or cancel them, then close again");
     }
   }
   for (size_t i = 0; i < endpoints_->size(); ++i) {
     if (region.handles[i] == 0) continue;
     Status status = (*endpoints_)[i]->deregister_memory(region.handles[i], deadline_ns);
     if (status.code == Code::kTimeout) {
-      return Status::error(Code::kRegionBusy, "region '" + region.name + "' is revoked, but peers still use it: " +
-                                                  status.reason + "; close it again later");
+      return Status::error(Code::kRegionBusy, "region '" + region.name +
+                                                  "' is revoked, but peers still use it: " + status.reason +
+                                                  "; close it again later");
     }
     region.handles[i] = 0;
     if (!status.ok() && status.code != Code::kClosed) return status;
@@ -179,7 +187,8 @@ Status Engine::close_region(Region& region, uint64_t deadline_ns) {
   return {};
 }
 
-Status Engine::add_peer(const std::string& label, const std::vector<DriverBlob>& addresses, std::shared_ptr<Peer>* out) {
+Status Engine::add_peer(const std::string& label, const std::vector<DriverBlob>& addresses,
+                        std::shared_ptr<Peer>* out) {
   auto peer = std::make_shared<Peer>(endpoints_, label);
   std::string reasons;
   bool reached = false;
@@ -189,8 +198,9 @@ Status Engine::add_peer(const std::string& label, const std::vector<DriverBlob>&
     if (!status.ok()) reasons += (reasons.empty() ? "" : "; ") + status.reason;
   }
   if (!reached) {
-    return Status::error(Code::kNoRoute, "no driver of this engine connects to " + label + ": " +
-                                             (reasons.empty() ? "the two have no driver in common" : reasons));
+    return Status::error(Code::kNoRoute,
+                         "no driver of this engine connects to " + label + ": " +
+                             (reasons.empty() ? "the two have no driver in common" : reasons));
   }
   *out = std::move(peer);
   return {};
@@ -207,8 +217,9 @@ Status Engine::import_region(std::shared_ptr<Peer> peer, const std::string& name
     if (!status.ok()) reasons += (reasons.empty() ? "" : "; ") + status.reason;
   }
   if (remote->rails().empty()) {
-    return Status::error(Code::kNoRoute, "no driver leads to " + remote->label() + ": " +
-                                             (reasons.empty() ? "the two have no driver in common" : reasons));
+    return Status::error(Code::kNoRoute,
+                         "no driver leads to " + remote->label() + ": " +
+                             (reasons.empty() ? "the two have no driver in common" : reasons));
   }
   *out = std::move(remote);
   return {};
@@ -219,7 +230,8 @@ Status Engine::import_region(std::shared_ptr<Peer> peer, const std::string& name
 Status Engine::submit(mc_opcode opcode, std::shared_ptr<Region> local, std::shared_ptr<RemoteRegion> remote,
                       const Block* blocks, size_t count, std::shared_ptr<Transfer>* out) {
   if (closing_) return Status::error(Code::kClosed, "the engine is closed");
-  if (!local->enter()) return Status::error(Code::kRegionClosed, "local region '" + local->name + "' is closed");
+  if (!local->enter())
+    return Status::error(Code::kRegionClosed, "local region '" + local->name + "' is closed");
   auto transfer = std::make_shared<Transfer>(local, std::move(remote), endpoints_->size());
   Status valid = build_ops(*transfer, opcode, blocks, count);
   if (!valid.ok()) {
@@ -289,7 +301,8 @@ Status Engine::build_ops(Transfer& transfer, mc_opcode opcode, const Block* bloc
     }
     while (block.length != 0) {
       uint64_t length = std::min(block.length, max_bytes);
-      ops.push_back({static_cast<uint32_t>(opcode), 0, 0, 0, 0, block.local_offset, block.remote_offset, length, 0});
+      ops.push_back(
+          {static_cast<uint32_t>(opcode), 0, 0, 0, 0, block.local_offset, block.remote_offset, length, 0});
       block = {block.local_offset + length, block.remote_offset + length, block.length - length};
     }
   }
@@ -369,8 +382,8 @@ void Engine::on_completion(const mc_completion& completion) {
 
 void Engine::on_failure(Transfer& transfer, OpState& state, Status status) {
   constexpr uint64_t kPauseNs = 1'000'000'000;
-  bool elsewhere = status.code == Code::kUnreachable || status.code == Code::kUnsupported || status.code == Code::kIo ||
-                   status.code == Code::kNoMemory || status.code == Code::kClosed;
+  bool elsewhere = status.code == Code::kUnreachable || status.code == Code::kUnsupported ||
+                   status.code == Code::kIo || status.code == Code::kNoMemory || status.code == Code::kClosed;
   if (elsewhere && !transfer.cancelled && !closing_) {
     // Another driver may do it. Reads and writes of the same bytes may be repeated.
     transfer.note_attempt(status.reason);
@@ -425,7 +438,8 @@ size_t Engine::poll(bool wait_for_turn) {
   size_t total = 0;
   for (auto& endpoint : *endpoints_) {
     if (endpoint->outstanding == 0) continue;
-    total += endpoint->poll(wait_for_turn, [this](const mc_completion& completion) { on_completion(completion); });
+    total +=
+        endpoint->poll(wait_for_turn, [this](const mc_completion& completion) { on_completion(completion); });
   }
   return total;
 }

@@ -49,9 +49,11 @@ class Engine {
   Status export_keys(const Region& region, std::vector<DriverBlob>* keys);
   Status close_region(Region& region, uint64_t deadline_ns);
 
-  Status add_peer(const std::string& label, const std::vector<DriverBlob>& addresses, std::shared_ptr<Peer>* peer);
-  Status import_region(std::shared_ptr<Peer> peer, const std::string& name, uint64_t region_id, const uint8_t* key,
-                       uint64_t length, const std::vector<DriverBlob>& keys, std::shared_ptr<RemoteRegion>* remote);
+  Status add_peer(const std::string& label, const std::vector<DriverBlob>& addresses,
+                  std::shared_ptr<Peer>* peer);
+  Status import_region(std::shared_ptr<Peer> peer, const std::string& name, uint64_t region_id,
+                       const uint8_t* key, uint64_t length, const std::vector<DriverBlob>& keys,
+                       std::shared_ptr<RemoteRegion>* remote);
 
   Status submit(mc_opcode opcode, std::shared_ptr<Region> local, std::shared_ptr<RemoteRegion> remote,
                 const Block* blocks, size_t count, std::shared_ptr<Transfer>* transfer);

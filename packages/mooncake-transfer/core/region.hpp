@@ -75,7 +75,8 @@ struct Rail {
 // A peer's region and the rails that lead there, best first.
 class RemoteRegion {
  public:
-  RemoteRegion(std::shared_ptr<Endpoints> endpoints, std::shared_ptr<Peer> peer, uint64_t length, std::string name)
+  RemoteRegion(std::shared_ptr<Endpoints> endpoints, std::shared_ptr<Peer> peer, uint64_t length,
+               std::string name)
       : endpoints_(std::move(endpoints)), peer_(std::move(peer)), length_(length), name_(std::move(name)) {}
   ~RemoteRegion() {
     for (auto& rail : rails_) (*endpoints_)[rail->endpoint]->release_key(rail->remote);
@@ -86,8 +87,8 @@ class RemoteRegion {
   Status add_rail(size_t endpoint, uint64_t region_id, const uint8_t* key, const std::string& blob) {
     auto rail = std::make_unique<Rail>();
     rail->endpoint = endpoint;
-    Status status = (*endpoints_)[endpoint]->import_key(peer_->connection(endpoint), region_id, key, length_, blob,
-                                                        &rail->remote);
+    Status status = (*endpoints_)[endpoint]->import_key(peer_->connection(endpoint), region_id, key, length_,
+                                                        blob, &rail->remote);
     if (status.ok()) rails_.push_back(std::move(rail));
     return status;
   }

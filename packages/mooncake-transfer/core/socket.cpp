@@ -86,8 +86,10 @@ Status listen_on(const std::string& host, uint16_t port, int* out, uint16_t* bou
   if (bind(fd, addresses->ai_addr, addresses->ai_addrlen) != 0 || listen(fd, kBacklog) != 0) {
     int error = errno;
     close(fd);
-    const char* remedy = error == EADDRINUSE ? "; another process has it, choose another port or 0 for any free one" : "";
-    return Status::error(Code::kInvalid, "cannot listen on " + where(host, port) + ": " + strerror(error) + remedy);
+    const char* remedy =
+        error == EADDRINUSE ? "; another process has it, choose another port or 0 for any free one" : "";
+    return Status::error(Code::kInvalid,
+                         "cannot listen on " + where(host, port) + ": " + strerror(error) + remedy);
   }
   sockaddr_storage bound{};
   socklen_t length = sizeof(bound);

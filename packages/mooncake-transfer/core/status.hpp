@@ -37,16 +37,26 @@ struct Status {
 
 inline Code code_of(int32_t status) {
   switch (status) {
-    case MC_OK: return Code::kOk;
-    case MC_INVALID: return Code::kInvalid;
-    case MC_UNSUPPORTED: return Code::kUnsupported;
-    case MC_NO_MEMORY: return Code::kNoMemory;
-    case MC_UNREACHABLE: return Code::kUnreachable;
-    case MC_REFUSED: return Code::kRefused;
-    case MC_CANCELLED: return Code::kCancelled;
-    case MC_TIMEOUT: return Code::kTimeout;
-    case MC_CLOSED: return Code::kClosed;
-    default: return Code::kIo;
+    case MC_OK:
+      return Code::kOk;
+    case MC_INVALID:
+      return Code::kInvalid;
+    case MC_UNSUPPORTED:
+      return Code::kUnsupported;
+    case MC_NO_MEMORY:
+      return Code::kNoMemory;
+    case MC_UNREACHABLE:
+      return Code::kUnreachable;
+    case MC_REFUSED:
+      return Code::kRefused;
+    case MC_CANCELLED:
+      return Code::kCancelled;
+    case MC_TIMEOUT:
+      return Code::kTimeout;
+    case MC_CLOSED:
+      return Code::kClosed;
+    default:
+      return Code::kIo;
   }
 }
 

@@ -28,7 +28,8 @@ bool Transfer::wait_until(uint64_t deadline_ns) {
   if (done()) return true;
   using Clock = std::chrono::steady_clock;  // CLOCK_MONOTONIC on Linux, the clock of now_ns()
   std::unique_lock lock(mutex_);
-  return finished_.wait_until(lock, Clock::time_point(std::chrono::nanoseconds(deadline_ns)), [&] { return done(); });
+  return finished_.wait_until(lock, Clock::time_point(std::chrono::nanoseconds(deadline_ns)),
+                              [&] { return done(); });
 }
 
 Status Transfer::result() const {
@@ -43,7 +44,8 @@ double Transfer::seconds() const {
 
 Status Transfer::signal_when_done(int fd) {
   int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-  if (copy < 0) return Status::error(Code::kIo, std::string("cannot duplicate the event descriptor: ") + strerror(errno));
+  if (copy < 0)
+    return Status::error(Code::kIo, std::string("cannot duplicate the event descriptor: ") + strerror(errno));
   std::lock_guard lock(mutex_);
   if (done()) {
     signal_and_close(copy);
