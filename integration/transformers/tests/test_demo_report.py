@@ -105,7 +105,7 @@ def test_the_table_is_whole_in_a_log_that_is_no_terminal() -> None:
     assert "\x1b" not in text
     assert "…" not in text
     assert "4.00" in text
-    assert "equal to the same model run whole in one process" in text
+    assert "equal to those of the same model run whole in one process" in text
 
 
 def test_the_conversations_grow_turn_by_turn_behind_one_system_prompt() -> None:

@@ -63,6 +63,11 @@ class KVPool:
         """Where the block starts, in bytes from the start of the memory."""
         return block * self.layout.block_bytes
 
+    def touch(self, nbytes: int) -> None:
+        """Back the first ``nbytes`` of the memory by real pages before they are used. Writes zeros."""
+        memory = torch.frombuffer(self.memory, dtype=torch.uint8)
+        memory[:nbytes].zero_()
+
     def try_allocate(self, count: int) -> list[int] | None:
         """``count`` blocks with one user each, or None when fewer are free. Never waits."""
         with self._lock:

@@ -185,9 +185,16 @@ def _probe_layers(module: Any, cache_argument: str, source: str) -> tuple[LayerS
                 f"layer {number} of {source!r} has a cache this worker does not know: {type(layer).__name__}"
             )
     cache = _new_cache([type(layer) is not DummyLayer for layer in template], 2)
-    with torch.inference_mode():
-        tokens = torch.zeros((1, 2), dtype=torch.int64, device=module.device)
-        module(input_ids=tokens, **{cache_argument: cache}, use_cache=True)
+    tokens = torch.zeros((1, 2), dtype=torch.int64, device=module.device)
+    try:
+        with torch.inference_mode():
+            module(input_ids=tokens, **{cache_argument: cache}, use_cache=True)
+    # The boundary to anybody's model code.
+    except Exception as error:
+        logger.exception("the model %s fails on two tokens", source)
+        raise UnsupportedModel(
+            f"the model {source!r} fails on a plain prompt: {type(error).__name__}: {error}"
+        ) from error
     shapes = tuple(_shape_of(layer) for layer in cache.layers)
     if all(shape is None for shape in shapes):
         raise UnsupportedModel(

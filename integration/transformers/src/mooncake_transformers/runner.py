@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from mooncake_transformers._errors import ModelFailed, WorkerStopping
+from mooncake_transformers._errors import ModelFailed, UnsupportedModel, WorkerStopping
 from mooncake_transformers.answer import Answer, TokenStep
 from mooncake_transformers.kv_cache import SequenceCache
 from mooncake_transformers.kv_pool import KVPool
@@ -109,11 +109,13 @@ class ModelRunner:
         self._prefills: deque[PrefillJob] = deque()
         self._decodes: deque[DecodeJob] = deque()
         self._stopping = False
+        self._warm = _running_future()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, which warms the model up before its first job."""
+        """Start the thread and have it warm the model up. Raises UnsupportedModel if it cannot."""
         self._thread.start()
+        self._warm.result()
 
     @property
     def alive(self) -> bool:
@@ -164,7 +166,15 @@ class ModelRunner:
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)
-        self._warm_up()
+        try:
+            self._warm_up()
+        # What the model raises is for whoever starts the thread.
+        except Exception as error:  # noqa: BLE001 - raised again by start()
+            self._warm.set_exception(
+                UnsupportedModel(f"the model fails on a plain prompt: {type(error).__name__}: {error}")
+            )
+            return
+        self._warm.set_result(None)
         while self._has_work():
             self._advance_prefill()
             with self._changed:

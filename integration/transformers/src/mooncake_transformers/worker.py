@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 HANDOFF_THREADS = 8
 GRACE_S = 2
 BACKLOG = 1024
+# Blocks are handed out from the front of the pool; page faults there would delay the first requests.
+WARM_POOL_BYTES = 128 << 20
 
 
 class Worker:
@@ -80,6 +82,7 @@ class Worker:
         self.engine = stack.enter_context(TransferEngine(transfer_config))
         self._region = self.engine.allocate(config.kv_pool_bytes, name="kv-pool", prefault=True)
         self.pool = KVPool(layout, self._region.view())
+        self.pool.touch(WARM_POOL_BYTES)
         any_port = f"tcp://{_bracketed(config.host)}:*"
         self._publisher = stack.enter_context(KVEventPublisher(any_port, any_port))
         self._store = stack.enter_context(Store(self.engine, config.store, lend_bytes=config.lent_bytes))

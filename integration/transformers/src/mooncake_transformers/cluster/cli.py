@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from mooncake_transfer.process import configure_logging
 from mooncake_transformers.cluster import Cluster, ClusterError, ClusterSpec, ClusterStopped
 from mooncake_transformers.cluster.console import ClusterView, make_console
 from mooncake_transformers.cluster.prepare import prepare
@@ -78,6 +79,8 @@ def serve(
     Starts a store master, the workers and the conductor as processes of their own, and restarts a worker that
     dies. Ends with status 2 when it cannot start, 1 when it fails later, 0 after Ctrl-C.
     """
+    console = make_console()
+    _log_what_no_bar_shows(console)
     with _errors_as_one_line(make_console(stderr=True)):
         spec = ClusterSpec(
             model=model,
@@ -93,7 +96,7 @@ def serve(
             threads=threads,
             drivers=tuple(driver) if driver else None,
         )
-        _serve(spec, make_console(), logs, json_ready)
+        _serve(spec, console, logs, json_ready)
 
 
 def demo(
@@ -115,6 +118,7 @@ def demo(
     from mooncake_transformers.demo.run import run_demo
 
     console = make_console()
+    _log_what_no_bar_shows(console)
     with _errors_as_one_line(make_console(stderr=True)):
         spec = ClusterSpec(
             model=model,
@@ -182,6 +186,11 @@ def _write_ready_file(cluster: Cluster, path: Path) -> None:
     half = path.with_name(path.name + ".part")
     half.write_bytes(msgspec.json.encode(message))
     half.replace(path)
+
+
+def _log_what_no_bar_shows(console: Console) -> None:
+    # Converting the default model takes a minute. It draws a bar on a terminal, and logs its steps elsewhere.
+    configure_logging("WARNING" if console.is_terminal else "INFO")
 
 
 @contextmanager

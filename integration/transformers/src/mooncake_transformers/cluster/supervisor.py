@@ -202,7 +202,7 @@ class Cluster:
                 try:
                     self._watch_part(part)
                 except (ClusterError, OSError) as error:
-                    log.error("the cluster has failed: %s", error)
+                    log.info("the cluster has failed: %s", error)
                     self.failure = error if isinstance(error, ClusterError) else ClusterError(str(error))
                     break
 
@@ -222,7 +222,7 @@ class Cluster:
         delay_s = part.budget.delay_after_death(now_s)
         if not self.spec.restart or delay_s is None:
             raise death
-        log.warning("%s; starting it again in %.1f s", death, delay_s)
+        log.info("%s; starting it again in %.1f s", death, delay_s)
         part.child.stop(0)
         part.restart_at_s = now_s + delay_s
 

@@ -130,7 +130,7 @@ def write_report(report: Report, path: Path) -> None:
 
 def print_report(report: Report, console: Console) -> None:
     """Print the table, one row a request, and the summary."""
-    table = Table(title="One row a request", title_justify="left", title_style="bold")
+    table = Table()
     table.add_column("#", justify="right")
     table.add_column("who asks")
     for heading in ("prompt tokens", "cached tokens", "TTFT", "mean TBT", "KV moved", "GB/s"):
@@ -155,20 +155,21 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def _print_summary(summary: Summary, console: Console) -> None:
-    grid = Table.grid(padding=(0, 2))
     cold_and_warm = f"{summary.cold_ttft_s:.3f} s cold, {summary.warm_ttft_s:.3f} s warm (median)"
-    grid.add_row("time to first token", f"{cold_and_warm}: {summary.speed_up:.1f} times as fast")
     share = f"{summary.cached_tokens:,} of {summary.prompt_tokens:,} prompt tokens were not computed again"
-    grid.add_row("hit ratio", f"{summary.hit_ratio:.2f}: {share}")
-    grid.add_row("KV cache moved", f"{summary.kv_bytes / MB:,.1f} MB from prefill to decode")
     if summary.tokens_equal:
-        verdict = "[green]equal[/] to the same model run whole in one process"
+        verdict = "[green]equal[/] to those of the same model run whole in one process"
     else:
-        verdict = (
-            f"[bold red]different[/] from the same model run whole in one process; {summary.first_difference}"
-        )
-    grid.add_row("greedy tokens", verdict)
-    console.print(grid, soft_wrap=True)
+        verdict = "[bold red]different[/] from those of the same model run whole in one process: "
+        verdict += summary.first_difference or ""
+    lines = (
+        ("time to first token", f"{cold_and_warm}: {summary.speed_up:.1f} times as fast"),
+        ("hit ratio", f"{summary.hit_ratio:.2f}: {share}"),
+        ("KV cache moved", f"{summary.kv_bytes / MB:,.1f} MB from prefill to decode"),
+        ("greedy tokens", verdict),
+    )
+    for title, text in lines:
+        console.print(f"[bold]{title:<20}[/] {text}", soft_wrap=True)
 
 
 def _record(asked: Asked, is_equal: bool) -> RequestRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from mooncake_transformers.cluster.prepare import prepare
 from mooncake_transformers.cluster.signals import StopSignal
 from mooncake_transformers.demo.client import Answer, ChatClient, model_name
 from mooncake_transformers.demo.conversation import CONVERSATIONS, MAX_TOKENS, WARM_UP_MESSAGES, handbook
-from mooncake_transformers.demo.reference import Reference, WholeModel
+from mooncake_transformers.demo.reference import Reference, WholeModel, first_difference
 from mooncake_transformers.demo.report import Asked, Report, make_report
 
 __all__ = ["run_demo"]
@@ -52,8 +53,10 @@ def _converse(client: ChatClient, console: Console) -> list[Asked]:
     system = handbook()
     total = sum(len(conversation.questions) for conversation in CONVERSATIONS)
     asked: list[Asked] = []
-    with console.status("warming up: one short request that shares nothing with the others"):
+    warm_up = "warm-up: one short request that shares nothing with the others"
+    with console.status(warm_up):
         client.ask(WARM_UP_MESSAGES, max_tokens=4)
+    console.print(warm_up)
     for conversation in CONVERSATIONS:
         answers: list[str] = []
         for question in conversation.questions:
@@ -83,11 +86,14 @@ def _in_short(answer: Answer) -> str:
 def _run_whole(source: str, spec: ClusterSpec, asked: list[Asked], console: Console) -> list[Reference]:
     with console.status("loading the model"):
         whole = WholeModel(source, dtype=spec.dtype, device=spec.device, threads=spec.threads)
-    chats = [one.messages for one in asked]
     references: list[Reference] = []
-    with console.status("") as status:
-        for number, chat in enumerate(chats, 1):
-            status.update(f"{number}/{len(chats)}")
-            references.append(whole.answer(chat, max_tokens=MAX_TOKENS))
-    console.print(f"{len(references)} requests answered")
+    for number, one in enumerate(asked, 1):
+        began_s = time.monotonic()
+        with console.status(f"{number}/{len(asked)}  {one.visitor}: {one.question}"):
+            references.append(whole.answer(one.messages, max_tokens=MAX_TOKENS))
+        verdict = first_difference(one.answer, references[-1]) or "every token equal"
+        tokens = len(one.answer.token_ids)
+        console.print(
+            f"{number}/{len(asked)}  {tokens} tokens in {time.monotonic() - began_s:.1f} s, {verdict}"
+        )
     return references

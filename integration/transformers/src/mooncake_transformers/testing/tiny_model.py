@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
 )
+from transformers.utils import logging as transformers_logging
 
 __all__ = ["TINY_ARCHITECTURES", "save_tiny_model"]
 
@@ -68,6 +69,7 @@ def save_tiny_model(folder: Path, architecture: str = "llama", seed: int = 0) ->
         torch.manual_seed(seed)
         make_model: Any = AutoModelForCausalLM.from_config
         model = make_model(TINY_ARCHITECTURES[architecture](), dtype=torch.float32)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     _byte_tokenizer().save_pretrained(folder)
     return folder

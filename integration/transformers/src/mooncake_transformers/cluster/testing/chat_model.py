@@ -34,8 +34,8 @@ def save_chat_model(folder: Path) -> Path:
     printable = torch.tensor([number for text, number in vocabulary.items() if text.isascii()])
     weights_file = folder / "model.safetensors"
     weights = load_file(weights_file)
-    # A row of zeros has the logit 0. The greatest of so many random ones is far above it once they are large, so
-    # that not even sampling takes a token without a row.
+    # A row of zeros has the logit 0. The greatest of so many random ones is far above it once they are large:
+    # then not even sampling takes a token without a row.
     head = torch.zeros_like(weights["lm_head.weight"])
     head[printable] = weights["lm_head.weight"][printable] * HEAD_SCALE
     save_file(weights | {"lm_head.weight": head}, weights_file, metadata={"format": "pt"})
