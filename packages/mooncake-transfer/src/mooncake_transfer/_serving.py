@@ -73,7 +73,7 @@ class Dispatcher:
         try:
             reply = self._handler(method)(body, self._caller(connection))
             failed, answer = False, reply or b""
-        except Exception as error:
+        except Exception as error:  # the handler's failure belongs to the caller, who gets it
             log.debug("handler of %s failed", method, exc_info=True)
             failed, answer = True, msgspec.msgpack.encode(_wire.Failure(type(error).__name__, str(error)))
         try:
@@ -101,7 +101,7 @@ class Dispatcher:
             kind, connection, _, method, body = item
             try:
                 self._take_event(kind, connection, method, body)
-            except Exception:
+            except Exception:  # nobody waits for it, and the next event must be handled all the same
                 log.exception("handling %s %s failed", kind, method)
 
     def _take_event(self, kind: str, connection: int, method: str, body: bytes) -> None:

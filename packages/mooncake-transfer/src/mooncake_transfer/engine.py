@@ -116,7 +116,7 @@ class TransferEngine:
         rendered = list(info.options(options).items())
         try:
             self._core.add_driver(info.load(), info.name, rendered)
-        except Exception as error:
+        except Exception as error:  # a third party's code; without it the other drivers still work
             if self.config.drivers is not None:
                 raise DriverUnavailable(f"driver {info.name!r} does not start: {error}") from error
             log.warning("driver %s does not start: %s", info.name, error)

@@ -57,7 +57,7 @@ class Plugins:
                 continue
             try:
                 yield from [(name, _checked(info)) for info in hook()]
-            except Exception as error:  # noqa: BLE001 - a third party's code: any failure is its own, and is reported
+            except Exception as error:  # noqa: BLE001 - a third party's code: its failure is reported
                 self._reject(name, f"mooncake_transfer_drivers() failed: {_describe(error)}")
 
     def _reject(self, name: str, reason: str) -> None:
@@ -89,7 +89,7 @@ def _register(plugins: Plugins, entry_point: EntryPoint) -> None:
     try:
         if not plugins.manager.has_plugin(entry_point.name):
             plugins.manager.register(entry_point.load(), name=entry_point.name)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - importing a third party's module may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - importing any module may raise anything
         reason = _describe(error)
         log.warning("plugin %s (%s) cannot be loaded: %s", entry_point.name, entry_point.value, reason)
         plugins.broken.append(BrokenPlugin(entry_point.name, entry_point.value, reason))
