@@ -231,4 +231,4 @@ def _eos_token_ids(module: Any, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]
+    return str(error).strip().split("\n", 1)[0].rstrip(".")
