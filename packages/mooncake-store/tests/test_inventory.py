@@ -92,7 +92,7 @@ class InventoryMachine(RuleBasedStateMachine):
     def nothing_overlaps_and_every_byte_is_booked(self):
         entries = self.inventory.catalog.objects
         for segment in self.inventory.pool.segments.values():
-            space, by_use = segment.free_space, dict.fromkeys(Use, 0)
+            space, by_use = segment.free_space, [0] * len(Use)
             taken = []
             for entry in entries:
                 for extent in entry.extents:
@@ -104,7 +104,7 @@ class InventoryMachine(RuleBasedStateMachine):
             assert all(left[1] <= right[0] for left, right in itertools.pairwise(taken))
             assert not taken or taken[-1][1] <= space.capacity_bytes
             assert by_use == segment.used_bytes
-            assert space.free_bytes + sum(by_use.values()) == space.capacity_bytes
+            assert space.free_bytes + sum(by_use) == space.capacity_bytes
 
     @invariant()
     def everything_found_can_leave_in_some_order(self):

@@ -21,7 +21,7 @@ EPOCH = 77
 KEYS = [b"a", b"b", b"c", b"d", b"e", b"f"]
 SIZES = [0, 1, GRANULE, 2 * GRANULE - 7, 2 * GRANULE, 3 * GRANULE, 9 * GRANULE]
 LENT = {1: 5, 2: 4, 3: 0}
-CONFIG = StoreConfig(lease_ttl_s=10.0, reservation_ttl_s=7.0, evict_reserve_fraction=0.1)
+CONFIG = StoreConfig(lease_ttl_s=10.0, reservation_ttl_s=7.0, evict_reserve_fraction=0.1, client_ttl_s=1e9)
 GARBAGE = "what is written after the memory went back to the system"
 STEPS = 500
 
@@ -245,7 +245,7 @@ class World:
         assert stats.objects == len(inventory.clock)
         assert stats.clients == len(self.connections)
         for segment in inventory.pool.segments.values():
-            taken, by_use = {}, dict.fromkeys(Use, 0)
+            taken, by_use = {}, [0] * len(Use)
             for entry in inventory.catalog.objects:
                 for extent in entry.extents:
                     if extent.segment == segment.id:

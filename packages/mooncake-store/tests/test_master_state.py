@@ -246,6 +246,16 @@ def test_an_owner_that_reads_no_notices_is_taken_for_dead():
     assert isinstance(master.beat(1), protocol.Stale)
 
 
+def test_a_client_that_is_silent_for_too_long_is_taken_for_dead(master):
+    master.put(2, [b"a"])
+    for _ in range(4):
+        master.later(9.0)
+        master.beat(2)
+    stats = master.state.stats()
+    assert (stats.clients, stats.capacity_bytes, stats.lost) == (1, 0, 1)
+    assert isinstance(master.beat(1), protocol.Stale)
+
+
 def test_hits_and_misses_count_keys(master):
     master.put(1, [b"a", b"b"])
     master.release(2, master.locate(2, [b"a", b"b", b"c"]))

@@ -61,11 +61,12 @@ def test_a_value_replaced_while_it_is_read_is_read_to_its_end_as_it_was(stores, 
     assert bytes(region.view()) == content(b"k", 1, 512 * KIB)
 
 
-def test_a_long_read_keeps_its_lease(stores, world, content, fast):
-    reader, other = stores
+def test_a_long_read_keeps_its_lease(world, content, fast):
+    engine, reader_engine = world.engine(), world.engine()
+    other, reader = world.store(engine, lend=2 * MIB), world.store(reader_engine, engine.address)
     value = content(b"k", 1, MIB)
     other.put("k", value)
-    region = world.region(reader.engine, bytes(MIB))
+    region = world.region(reader_engine, bytes(MIB))
     with reader._read(["k"]) as reading:
         until_s = time.monotonic() + 1.5 * fast.lease_ttl_s
         while time.monotonic() < until_s:
@@ -77,10 +78,11 @@ def test_a_long_read_keeps_its_lease(stores, world, content, fast):
     assert bytes(region.view()) == value
 
 
-def test_a_read_whose_lease_has_expired_is_a_miss(stores, world, content, eventually):
-    reader, other = stores
+def test_a_read_whose_lease_has_expired_is_a_miss(world, content, eventually):
+    engine, reader_engine = world.engine(), world.engine()
+    other, reader = world.store(engine, lend=2 * MIB), world.store(reader_engine, engine.address)
     other.put("k", content(b"k", 1, MIB))
-    region = world.region(reader.engine, bytes(MIB))
+    region = world.region(reader_engine, bytes(MIB))
     with reader._read(["k"]) as reading:
         reader._member.let_go(reading._located.lease)  # a client too busy to renew
         eventually(lambda: other.stats().leases == 0)
@@ -160,7 +162,7 @@ def test_readers_never_see_wrong_bytes_while_everything_is_replaced_and_evicted(
         threads.append(threading.Thread(target=contest.read, args=(reader, region, seed)))
     for thread in threads:
         thread.start()
-    contest.stop.wait(2.5)
+    contest.stop.wait(1.5)
     contest.stop.set()
     for thread in threads:
         thread.join(20)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mooncake_store import Master, Store, errors
-from mooncake_transfer.errors import MemoryUnavailable
+from mooncake_transfer.errors import MemoryUnavailable, TransferError
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -161,6 +161,24 @@ def test_wrong_arguments_are_refused_before_anything_happens(world, call, says):
     with pytest.raises(errors.StoreError, match=says):
         call(store, region)
     assert (store.stats().objects, store.stats().reservations) == (0, 0)
+
+
+@pytest.mark.parametrize("driver", ["shm", "tcp"])
+def test_a_region_of_another_engine_or_a_closed_one_is_a_mistake_and_not_a_miss(world, driver):
+    engine = world.engine(driver)
+    world.store(engine, lend=MIB)
+    guest_engine = world.engine(driver)
+    guest = world.store(guest_engine, engine.address)
+    foreign, closed = world.region(engine, b"12345678"), world.region(guest_engine, b"12345678")
+    closed.close()
+    guest.put("k", b"12345678")
+    for region, says in ((foreign, "another engine"), (closed, "closed")):
+        with pytest.raises(TransferError, match=says):
+            guest.put_from("new", region, 0, 8)
+        with pytest.raises(TransferError, match=says):
+            guest.get_into("k", region, 0, 8)
+    assert not guest.exist("new")
+    assert guest.stats().leases == 0
 
 
 def test_empty_batches_do_nothing(world):

@@ -16,6 +16,7 @@ MAX_KEY_BYTES = 64 << 10
 _POSITIVE = (
     "lease_ttl_s",
     "reservation_ttl_s",
+    "client_ttl_s",
     "heartbeat_s",
     "reconnect_max_s",
     "connect_timeout_s",
@@ -31,6 +32,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         lease_ttl_s: master: how long bytes stay put for a reader that shows no sign of life. Living readers
             renew.
         reservation_ttl_s: master: how long a put may take from its reservation to its commit.
+        client_ttl_s: master: a client that has not been heard of for this long is taken for dead.
         granule_bytes: master: unit of allocation; a power of two.
         evict_reserve_fraction: master: part of the capacity that is freed in advance once room has to be
             made.
@@ -49,6 +51,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tenant: str = ""
     lease_ttl_s: float = 10.0
     reservation_ttl_s: float = 30.0
+    client_ttl_s: float = 30.0
     granule_bytes: int = 4096
     evict_reserve_fraction: float = 0.01
     max_unread_notices: int = 1_000_000

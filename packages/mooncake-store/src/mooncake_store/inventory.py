@@ -69,8 +69,8 @@ class Inventory:
         if extents is None:
             return None
         entry = self.catalog.reserve(digest, key, client, nbytes, extents)
-        for segment in entry.segments():
-            self.pool.segments[segment].versions.add(entry.version)
+        for extent in extents:
+            self.pool.segments[extent.segment].versions.add(entry.version)
         self._book(entry)
         return entry
 
@@ -181,7 +181,8 @@ class Inventory:
         self.pool.charge(entry.extents, entry.use, None)
         entry.use = None
         self.pool.free(entry.extents)
-        for segment in entry.segments():
-            if segment in self.pool.segments:
-                self.pool.segments[segment].versions.discard(entry.version)
+        for extent in entry.extents:
+            segment = self.pool.segments.get(extent.segment)
+            if segment is not None:
+                segment.versions.discard(entry.version)
         self.catalog.forget(entry)

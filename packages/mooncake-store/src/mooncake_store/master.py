@@ -70,8 +70,7 @@ class Master:
 
         Raises MasterUnreachable when this master has been closed.
         """
-        reply = self._handle(request, LOCAL, "", bell)
-        return reply
+        return self._handle(request, LOCAL, "", bell)
 
     def call_remote(self, request: Request, caller: Caller) -> Reply:
         """Answer a client that asks through the engine's channel. Raises MasterUnreachable after
@@ -111,7 +110,11 @@ class Master:
                 raise MasterUnreachable("the master in this process has been closed")
             if isinstance(request, protocol.Mount) and bell is not None:
                 self._bells[request.client] = bell
-            reply = self._state.handle(request, connection, address, time.monotonic())
+            try:
+                reply = self._state.handle(request, connection, address, time.monotonic())
+            except Exception:
+                log.exception("request %s of %s failed", type(request).__name__, address or "a local client")
+                raise
             if isinstance(request, protocol.Unmount):
                 self._bells.pop(request.client, None)
             self._collect_rings()

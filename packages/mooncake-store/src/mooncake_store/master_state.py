@@ -59,7 +59,7 @@ class MasterState:
         ``address``.
         """
         if isinstance(request, protocol.Mount):
-            reply: Reply = self._mount(request, connection, address)
+            reply: Reply = self._mount(request, connection, address, now_s)
         else:
             reply = self._handle_member(request, connection, now_s)
         self._send_notices()
@@ -85,8 +85,10 @@ class MasterState:
             self._exposed = [(deadline_s, entry) for deadline_s, entry in self._exposed if deadline_s > now_s]
         for entry in over:
             self._inventory.abandon(entry)
-        for member in self._members.hopeless(self.config.max_unread_notices):
-            self._drop(member, f"it left more than {self.config.max_unread_notices} notices unread")
+        silent_since_s = now_s - self.config.client_ttl_s
+        for member in self._members.hopeless(silent_since_s, self.config.max_unread_notices):
+            silent_s, unread = now_s - member.heard_s, len(member.unread)
+            self._drop(member, f"it was silent for {silent_s:.1f} s and has {unread} notices unread")
         self._send_notices()
 
     def next_deadline_s(self) -> float | None:
@@ -124,11 +126,11 @@ class MasterState:
 
     # Members come and go.
 
-    def _mount(self, request: protocol.Mount, connection: int, address: str) -> Reply:
+    def _mount(self, request: protocol.Mount, connection: int, address: str, now_s: float) -> Reply:
         before = self._members.get(request.client)
         if before is not None:
             self._drop(before, "it joined again")
-        member = Member(request.client, connection, address)
+        member = Member(request.client, connection, address, now_s)
         self._members.add(member)
         if request.nbytes:
             self._last_segment += 1
@@ -167,6 +169,7 @@ class MasterState:
         member = self._members.get(request.client)
         if member is None or member.connection != connection:
             return protocol.Stale(epoch=self.epoch, reason="the master has lost the connection meanwhile")
+        member.heard_s = now_s
         return self._handlers[type(request)](request, member, now_s)
 
     def _heartbeat(self, request: protocol.Heartbeat, member: Member, now_s: float) -> Reply:

@@ -20,6 +20,7 @@ class Member:
         connection: incoming connection of the transfer engine it joined over; 0 for one in the master's
             process.
         address: channel of its engine, where notices are announced; empty for one in the master's process.
+        heard_s: when its last request came.
         segment: the segment it lends, or 0.
         unread: notices it has not confirmed yet, oldest first.
         rung: it has been told that there are some.
@@ -28,6 +29,7 @@ class Member:
     client: int
     connection: int
     address: str
+    heard_s: float
     segment: int = 0
     unread: deque[Notice] = field(default_factory=deque)
     rung: bool = False
@@ -90,6 +92,7 @@ class Members:
             member.rung = True
         return members
 
-    def hopeless(self, max_unread: int) -> list[Member]:
-        """Members that have left more than ``max_unread`` notices unread."""
-        return [member for member in self._by_client.values() if len(member.unread) > max_unread]
+    def hopeless(self, silent_since_s: float, max_unread: int) -> list[Member]:
+        """Members not heard of since then, or that have left more than ``max_unread`` notices unread."""
+        members = self._by_client.values()
+        return [m for m in members if m.heard_s < silent_since_s or len(m.unread) > max_unread]

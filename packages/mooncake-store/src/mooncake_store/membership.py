@@ -21,6 +21,7 @@ __all__ = ["Membership"]
 
 FIRST_PAUSE_S = 0.05
 RENEW_TIMEOUT_S = 10.0
+RING_PAUSE_S = 0.01
 R = TypeVar("R")
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Membership:
     def ring(self) -> None:
         """The master says that notices wait. Never blocks."""
         with self._changed:
-            self._rung = True
+            self._rung = self._notices.wanted
             self._changed.notify_all()
 
     def ask(self, request: FromMember, answer: type[R]) -> R:
@@ -119,7 +120,9 @@ class Membership:
             self._changed.notify_all()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        if self._link is not None:
+        with self._joining:
+            if self._link is None:
+                return
             request = protocol.Unmount(client=self.client, epoch=self._epoch)
             try:
                 self._link.call(request, self._config.call_timeout_s)
@@ -163,6 +166,8 @@ class Membership:
 
     def _join(self) -> None:
         with self._joining:
+            if self._closed:
+                raise StoreClosed("the store has been closed")
             if self._link is not None:
                 return
             again = self._epoch != 0
@@ -210,6 +215,9 @@ class Membership:
             self._changed.wait_for(
                 lambda: self._closed or self._rung or joined != (self._link is not None), timeout_s
             )
+            if self._rung:
+                # One answer for the whole burst of evictions that this is probably the first of.
+                self._changed.wait_for(lambda: self._closed, RING_PAUSE_S)
             self._rung = False
 
     def _beat(self) -> None:

@@ -15,11 +15,12 @@ from mooncake_store._errors import StoreClosed
 from mooncake_store.own_segment import Bytes, OwnSegment
 from mooncake_store.protocol import Placement
 from mooncake_transfer import Region, RemoteRegion, Transfer, TransferEngine
-from mooncake_transfer.errors import EngineClosed, TransferError
+from mooncake_transfer.errors import ConfigError, EngineClosed, RegionClosed, TransferError
 
 __all__ = ["Layout", "LocalMemory", "Moved", "Mover", "Uints"]
 
 Uints = npt.NDArray[np.uint64]
+ABORT_TIMEOUT_S = 5.0
 POSITION, INSIDE, SEGMENT, OFFSET, NBYTES = range(5)
 
 log = logging.getLogger(__name__)
@@ -151,6 +152,16 @@ class _Move:
         """Start everything the engine moves, copy meanwhile what lies in this process, then wait for the
         engine.
         """
+        try:
+            self._run()
+        except BaseException:
+            # The memory is the caller's again as soon as this is left.
+            for _, _, _, transfer in self._running:
+                self._abort(transfer)
+            raise
+        return self._moved
+
+    def _run(self) -> None:
         own, at_hand = self._mover.own, []
         for segment, rows in self._layout.by_segment():
             if own is not None and own.holds(self._layout.epoch, segment):
@@ -161,14 +172,24 @@ class _Move:
             self._copy(own, segment, rows)
         for segment, rows, blocks, transfer in self._running:
             self._finish(segment, rows, blocks, transfer)
-        return self._moved
+
+    @staticmethod
+    def _abort(transfer: Transfer) -> None:
+        transfer.cancel()
+        try:
+            transfer.wait(ABORT_TIMEOUT_S)
+        except TransferError as error:
+            log.debug("a transfer was given up: %s", error)
 
     def _start(self, segment: int, rows: Uints) -> None:
         engine, blocks = self._mover.engine, self._layout.blocks(rows)
+        region = self._memory.region()
         try:
             remote = self._mover.remote(segment, self._layout.placement.segments[segment])
             move = engine.write if self._write else engine.read
-            self._running.append((segment, rows, blocks, move(self._memory.region(), remote, blocks)))
+            self._running.append((segment, rows, blocks, move(region, remote, blocks)))
+        except (ConfigError, RegionClosed):
+            raise  # about the caller's own region: a mistake, not bad luck
         except TransferError as error:
             self._fail(segment, rows, error)
 

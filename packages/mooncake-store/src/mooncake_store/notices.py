@@ -54,6 +54,11 @@ class Notices:
         """Number of the last notice taken."""
         return self._seen
 
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody listens."""
+        return self._thread is not None
+
     def restart(self, epoch: int, *, cleared: bool) -> None:
         """The client has (re)joined a master: notices of before are void, and so is what the segment held."""
         with self._changed:

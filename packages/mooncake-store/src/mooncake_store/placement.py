@@ -21,12 +21,12 @@ class Extent(NamedTuple):
     nbytes: int
 
 
-class Use(enum.Enum):
+class Use(enum.IntEnum):
     """What bytes that are not free are good for now."""
 
-    RESERVED = "reserved"  # a put is going to fill them, or one that was given up may still write to them
-    EVICTABLE = "evictable"
-    LEASED = "leased"  # being read
+    RESERVED = 0  # a put is going to fill them, or one that was given up may still write to them
+    EVICTABLE = 1
+    LEASED = 2  # being read
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Segment:
         client: who lends it.
         descriptor: what others need to reach it through the transfer engine.
         free_space: its allocator.
-        used_bytes: what is not free, by use.
+        used_bytes: what is not free, one number for each Use.
         versions: of the objects with bytes here.
     """
 
@@ -46,7 +46,7 @@ class Segment:
     client: int
     descriptor: bytes
     free_space: BestFit
-    used_bytes: dict[Use, int] = field(default_factory=lambda: dict.fromkeys(Use, 0))
+    used_bytes: list[int] = field(default_factory=lambda: [0] * len(Use))
     versions: set[int] = field(default_factory=set)
 
 
