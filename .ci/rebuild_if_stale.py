@@ -9,6 +9,7 @@ gives a file it changes the time of the checkout. Give --all to reinstall every 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import re
 import subprocess
 import sys
@@ -53,7 +54,10 @@ def main() -> int:
         return 0
     names = ", ".join(str(folder.relative_to(ROOT)) for folder in stale)
     sys.stderr.write(f"rebuilding {names}\n")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet"]
+    if importlib.util.find_spec("scikit_build_core") is not None:
+        # The environment has what builds them; using it keeps CMake's cache warm.
+        command.append("--no-build-isolation")
     for folder in stale:
         command += ["--editable", str(folder)]
     return subprocess.run(command, check=False).returncode

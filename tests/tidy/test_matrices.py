@@ -57,7 +57,7 @@ def test_every_package_has_an_environment_with_itself(hatch: dict[str, Any], mem
             continue
         environment = hatch["envs"][short_name(member)]
         assert member.folder in environment["workspace"]["members"]
-        assert environment["scripts"]["test"].startswith(f"pytest {member.folder}/tests")
+        assert environment["scripts"]["test"] == ["fresh", f"pytest {member.folder}/tests {{args}}"]
         assert environment["scripts"]["types"] == f"mypy {member.folder}/src"
 
 
