@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 namespace mooncake {
 
@@ -456,6 +458,8 @@ void Engine::drain_backlog() {
     std::lock_guard lock(mutex_);
     pending.swap(backlog_);
   }
+  // Who got room in a driver's queue goes behind who got none, or a large transfer would starve the others.
+  std::deque<Pending> served;
   for (Pending& item : pending) {
     Transfer& transfer = *item.transfer;
     if (transfer.cancelled) {
@@ -463,12 +467,17 @@ void Engine::drain_backlog() {
       finish(transfer, item.end - item.begin);
       continue;
     }
-    item.begin = submit_range(transfer, item.begin, item.end);
-    if (item.begin < item.end) {
+    size_t begin = std::exchange(item.begin, submit_range(transfer, item.begin, item.end));
+    if (item.begin == item.end) continue;
+    if (item.begin > begin) {
+      served.push_back(std::move(item));
+    } else {
       std::lock_guard lock(mutex_);
       backlog_.push_back(std::move(item));
     }
   }
+  std::lock_guard lock(mutex_);
+  std::move(served.begin(), served.end(), std::back_inserter(backlog_));
 }
 
 void Engine::run() {
