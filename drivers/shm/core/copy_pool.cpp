@@ -41,7 +41,7 @@ void CopyPool::run(const std::shared_ptr<Operation>& operation, std::shared_ptr<
     std::lock_guard lock(mutex_);
     if (operation->finished) return;
     operation->access = std::move(access);
-    queue_.push_back(operation);
+    (operation->length <= options_.chunk_bytes ? short_ : long_).push_back(operation);
   }
   ready_.notify_one();
 }
@@ -98,23 +98,31 @@ void CopyPool::work() {
 
 bool CopyPool::next_piece(std::unique_lock<std::mutex>& lock, Piece& piece) {
   for (;;) {
-    ready_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+    ready_.wait(lock, [this] { return stopping_ || !short_.empty() || !long_.empty(); });
     if (stopping_) return false;
-    std::shared_ptr<Operation> operation = std::move(queue_.front());
-    queue_.pop_front();
+    auto& queue = next_queue();
+    std::shared_ptr<Operation> operation = std::move(queue.front());
+    queue.pop_front();
     if (operation->claimed == operation->length) continue;  // ended meanwhile
     piece.offset = operation->claimed;
     piece.length = std::min(options_.chunk_bytes, operation->length - operation->claimed);
     operation->claimed += piece.length;
     ++operation->pieces_running;
     if (operation->claimed < operation->length) {
-      // To the back of the queue: a large operation lets small ones pass, and idle workers join in.
-      queue_.push_back(operation);
+      // To the back of the queue: others have their turn, and idle workers join in.
+      queue.push_back(operation);
       ready_.notify_one();
     }
     piece.operation = std::move(operation);
     return true;
   }
+}
+
+std::deque<std::shared_ptr<Operation>>& CopyPool::next_queue() {
+  if (short_.empty()) return long_;
+  if (long_.empty()) return short_;
+  long_is_next_ = !long_is_next_;
+  return long_is_next_ ? long_ : short_;
 }
 
 void CopyPool::finish_piece(const Piece& piece, Status status) {

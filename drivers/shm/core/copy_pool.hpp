@@ -69,6 +69,7 @@ class CopyPool {
 
   void work();
   bool next_piece(std::unique_lock<std::mutex>& lock, Piece& piece);
+  std::deque<std::shared_ptr<Operation>>& next_queue();
   void finish_piece(const Piece& piece, Status status);
   // With the lock held: whether the operation ends now; if so it is taken off the books.
   bool close_if_done(Operation& operation);
@@ -83,7 +84,11 @@ class CopyPool {
   std::condition_variable ready_;
   bool stopping_ = false;
   std::multimap<uint64_t, std::shared_ptr<Operation>> active_;  // by cookie; its iterators stay valid
-  std::deque<std::shared_ptr<Operation>> queue_;
+  // Operations of one piece, and longer ones. While both wait, each has every other turn: small operations do
+  // not stand in line behind gigabytes, and large ones always go on.
+  std::deque<std::shared_ptr<Operation>> short_;
+  std::deque<std::shared_ptr<Operation>> long_;
+  bool long_is_next_ = false;
 };
 
 }  // namespace mooncake::shm
