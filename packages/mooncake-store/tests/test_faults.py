@@ -12,6 +12,7 @@ import pytest
 from mooncake_store import Master, Store, errors, protocol
 from mooncake_store.local_memory import Registered
 from mooncake_store.mover import Layout
+from mooncake_transfer import Transfer
 
 KIB, MIB = 1 << 10, 1 << 20
 DRIVERS = pytest.mark.parametrize("driver", ["shm", "tcp"])
@@ -97,6 +98,47 @@ def test_a_put_to_an_owner_that_just_died_goes_elsewhere(world, fast, content):
     with pytest.raises(errors.PutFailed, match=r"'large' was not stored.*region"):
         guest.put("large", bytes(3 * MIB))
     assert not guest.exist("large")
+
+
+@DRIVERS
+def test_what_cannot_be_reached_is_a_miss_and_the_rest_of_the_batch_is_read(world, content, driver):
+    engine = world.engine(driver)
+    store = world.store(engine, lend=MIB)
+    dying = world.store(world.engine(driver), engine.address, lend=MIB)
+    store.put("here", content(b"here", 1, 100 * KIB))
+    dying.put("there", content(b"there", 1, 100 * KIB))
+    guest_engine = world.engine(driver)
+    guest = world.store(guest_engine, engine.address)
+    region = world.region(guest_engine, bytes(300 * KIB))
+    dying.segment.close()
+    keys, offsets = ["there", "here", "there"], np.arange(3) * 100 * KIB
+    assert guest.batch_get_into(keys, region, offsets, 100 * KIB) == [False, True, False]
+    assert bytes(region.view()[100 * KIB : 200 * KIB]) == content(b"here", 1, 100 * KIB)
+    with pytest.raises(errors.KeyNotFound, match="lost with its owner"):
+        guest.get("there")
+    assert guest.stats().leases == 0
+
+
+def test_an_interrupted_put_leaves_no_transfer_running_and_no_reservation(world, monkeypatch):
+    engine = world.engine("tcp")
+    world.store(engine, lend=32 * MIB)
+    guest = world.store(world.engine("tcp"), engine.address)
+    transfers, cancelled = [], []
+    cancel = Transfer.cancel
+
+    def interrupt(self, segment, rows, blocks, transfer):
+        transfers.append(transfer)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mooncake_store.mover._Move._finish", interrupt)
+    monkeypatch.setattr(Transfer, "cancel", lambda self: (cancelled.append(self), cancel(self)))
+    with pytest.raises(KeyboardInterrupt):
+        guest.put("k", bytes(24 * MIB))
+    assert len(transfers) == 1
+    assert cancelled == transfers
+    assert transfers[0].done()
+    assert guest.stats().reservations == 0
+    assert not guest.exist("k")
 
 
 @DRIVERS
