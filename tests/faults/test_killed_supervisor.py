@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
-from mooncake_transformers.cluster.testing import Gateway, ServedCluster, wait_until
+from mooncake_transformers.cluster.testing import MOONCAKE, Gateway, ServedCluster, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -30,3 +32,21 @@ def test_a_signal_while_starting_leaves_nothing(
     status = served.end_with(signum)
     served.check_nothing_is_left()
     assert status == (-signal.SIGKILL if signum == signal.SIGKILL else 130), served.log()
+
+
+def test_ctrl_c_in_the_middle_of_the_demo_leaves_nothing(model_folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "demo.log"
+    argv = [*MOONCAKE, "demo", "--model", str(model_folder), "--threads", "1"]
+    with open(output, "wb") as log:
+        demo = psutil.Popen(argv, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: "2/9" in output.read_text() or demo.poll() is not None, "it talks", 100)
+        assert demo.poll() is None, output.read_text()
+        children = demo.children(recursive=True)
+        assert len(children) == 4
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(30) == 130, output.read_text()
+    finally:
+        demo.kill()
+        demo.wait(10)
+    assert [child for child in children if child.is_running()] == []

@@ -77,3 +77,19 @@ def test_a_killed_prefill_worker_means_503_with_retry_after_until_it_is_back(
 
     wait_until(gateway.works, "a request works after the restart", RECOVERY_S)
     assert gateway.ask("What do you hear?").body["choices"][0]["message"] == expected[0]["message"]
+
+
+def test_without_the_stores_master_requests_go_on_and_caching_comes_back(
+    served: ServedCluster, gateway: Gateway
+) -> None:
+    def cached_tokens() -> int:
+        answer = gateway.ask("What do you know by heart? " * 8)
+        assert answer.status == 200, answer
+        return int(answer.body["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    cached_tokens()
+    assert cached_tokens() > 150
+    served.child("store", "master").kill()
+    # Each of these requests must succeed, whatever state the store is in.
+    wait_until(lambda: cached_tokens() < 150, "what was stored is gone", RECOVERY_S)
+    wait_until(lambda: cached_tokens() > 150, "it is stored again", RECOVERY_S)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mooncake_transformers.cluster.testing import ServedCluster
+from mooncake_transformers.cluster.testing.chat_model import CONTEXT_TOKENS
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,7 @@ def post(url: str, body: bytes) -> tuple[int, dict[str, Any]]:
         ({"max_tokens": -1}, 400, "max_tokens"),
         ({"temperature": -2}, 400, "temperature"),
         ({"model": "no-such-model"}, 404, "no-such-model"),
-        ({"messages": [{"role": "user", "content": "far " * 2000}]}, 400, "4096"),
+        ({"messages": [{"role": "user", "content": "far " * CONTEXT_TOKENS}]}, 400, str(CONTEXT_TOKENS)),
     ],
     ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else None,
 )

@@ -2,9 +2,10 @@
 
 from mooncake_transformers.cluster.testing.chat_model import save_chat_model
 from mooncake_transformers.cluster.testing.gateway import Gateway, GatewayAnswer, stream_events
-from mooncake_transformers.cluster.testing.served import ServedCluster, run_mooncake, wait_until
+from mooncake_transformers.cluster.testing.served import MOONCAKE, ServedCluster, run_mooncake, wait_until
 
 __all__ = [
+    "MOONCAKE",
     "Gateway",
     "GatewayAnswer",
     "ServedCluster",

@@ -9,7 +9,7 @@ from mooncake_transformers.config import calm_openmp
 
 __all__ = ["CONTEXT_TOKENS", "save_chat_model"]
 
-CONTEXT_TOKENS = 4096
+CONTEXT_TOKENS = 8192
 HEAD_SCALE = 8
 
 
