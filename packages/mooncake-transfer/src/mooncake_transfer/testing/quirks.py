@@ -1,0 +1,27 @@
+"""What a driver cannot do, so that the suite does not ask it to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Quirks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quirks:
+    """How a driver differs from one that does everything. The defaults ask for the most but order.
+
+    Attributes:
+        ordered: blocks of one transfer become visible in their order.
+        max_slice_bytes: most bytes of one operation, as its caps say; None: no limit. The engine cuts longer
+            blocks. Sizes around it are tested.
+        alignment: offsets and lengths must be multiples of it.
+        same_host_only: peers are on this machine; the suite then uses no network address.
+        same_process_only: peers are in this process; the suite then starts no other.
+    """
+
+    ordered: bool = False
+    max_slice_bytes: int | None = None
+    alignment: int = 1
+    same_host_only: bool = False
+    same_process_only: bool = False
