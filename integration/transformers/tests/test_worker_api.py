@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -202,6 +203,22 @@ def test_a_client_that_goes_away_ends_its_answer_and_frees_its_blocks(
         assert client.get("/worker").body["running"] == 1
     wait_until(lambda: client.get("/worker").body["running"] == 0, "the answer has ended")
     wait_until(lambda: worker.pool.free_count == worker.pool.block_count, "all blocks are free")
+
+
+def test_a_client_that_goes_away_while_its_request_waits_leaves_nothing_behind(
+    client: TestClient, worker: Worker
+) -> None:
+    taken = worker.pool.try_allocate(worker.pool.free_count)
+    assert taken
+    body = json.dumps(chat(LONG)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(worker.url.rsplit(":", 1)[1]))) as connection:
+        connection.sendall(head.encode() + body)
+        wait_until(lambda: client.get("/worker").body["waiting"] == 1, "the request waits")
+    wait_until(lambda: client.get("/worker").body["waiting"] == 0, "the request is gone")
+    worker.pool.release(taken)
+    wait_until(lambda: worker.pool.free_count == worker.pool.block_count, "all blocks are free")
+    assert client.post("/v1/chat/completions", chat(LONG)).status == 200
 
 
 def test_answers_side_by_side_are_those_of_each_alone(client: TestClient) -> None:

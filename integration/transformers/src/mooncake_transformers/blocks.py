@@ -36,7 +36,7 @@ class BlockWaiters:
 
     async def take(self, count: int) -> list[int]:
         """``count`` blocks with one user each. Raises KVPoolExhausted when they are not free in time."""
-        if not self._waiting:
+        if not self._waiting or count == 0:
             blocks = self._pool.try_allocate(count)
             if blocks is not None:
                 return blocks

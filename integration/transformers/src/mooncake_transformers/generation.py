@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mooncake_transfer import Region
-from mooncake_transformers._errors import KVTransferFailed
+from mooncake_transformers._errors import HandoffMismatch, KVTransferFailed
 from mooncake_transformers.answer import Answer, TokenStep
 from mooncake_transformers.blocks import BlockWaiters, release_when_done
 from mooncake_transformers.decode_stream import DecodeStream
@@ -106,7 +106,12 @@ class GenerationService:
         self._parts = parts
         self._slots = asyncio.Semaphore(parts.max_running)
         self._waiting_for_slot = 0
-        self.running = 0
+        self._active = 0
+
+    @property
+    def running(self) -> int:
+        """Requests that are computed, decoded or fetched now."""
+        return self._active - self._parts.prefiller.waiting
 
     @property
     def waiting(self) -> int:
@@ -118,6 +123,13 @@ class GenerationService:
 
         Raises what ``Prefiller.run`` raises, and MalformedRequest when the id is taken.
         """
+        self._active += 1
+        try:
+            return await self._prefill_and_hold(generation, report, transfer_id)
+        finally:
+            self._active -= 1
+
+    async def _prefill_and_hold(self, generation: Generation, report: Report, transfer_id: str) -> TokenStep:
         parts = self._parts
         answer = self._new_answer(generation)
         prefilled = await parts.prefiller.run(generation.token_ids, answer, keep_tail=True)
@@ -143,7 +155,7 @@ class GenerationService:
             await self._slots.acquire()
         finally:
             self._waiting_for_slot -= 1
-        self.running += 1
+        self._active += 1
         report.decode_engine = self._parts.engine_id
         source = self._run_whole if generation.remote is None else self._run_remote
         try:
@@ -152,7 +164,7 @@ class GenerationService:
                     report.completion_tokens += 1
                     yield step
         finally:
-            self.running -= 1
+            self._active -= 1
             self._slots.release()
 
     # ---- the two ways to a whole answer
@@ -181,7 +193,7 @@ class GenerationService:
         assert remote is not None
         blocks: list[int] = []
         user: Future[Any] | None = None  # who still touches the blocks
-        fetched = False
+        held = True  # as far as we know, by the prefill worker
         try:
             blocks = await parts.waiters.take(parts.pool.layout.blocks_for(prompt_tokens))
             offer = await asyncio.wrap_future(
@@ -200,7 +212,7 @@ class GenerationService:
             if user is None:
                 return
             self._note_fetch(report, await asyncio.wrap_future(user))
-            fetched = True
+            held = False
             cache = self._new_cache(generation)
             stream = DecodeStream(parts.runner, parts.metrics, cache, answer, blocks, prompt_tokens)
             user = stream.job.done
@@ -210,9 +222,10 @@ class GenerationService:
         except KVTransferFailed as error:
             parts.metrics.handoff_failures.labels(type(error).__name__).inc()
             logger.warning("hand-off failed: %s", error)
+            held = isinstance(error, HandoffMismatch)
             raise
         finally:
-            if not fetched:
+            if held:
                 parts.handoff_threads.submit(_abandon, parts.client, remote)
             if user is None:
                 parts.pool.release(blocks)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -122,7 +122,7 @@ class _Api:
             except RequestError as error:
                 headers = {"Retry-After": RETRY_AFTER_S} if error.status == 503 else None
                 response = _json(error_body(error), error.status, headers)
-            except ClientGone:
+            except (ClientGone, ClientDisconnect):
                 response = Response(status_code=CLIENT_CLOSED_REQUEST)
             self._worker.metrics.requests.labels(endpoint, str(response.status_code)).inc()
             return response
