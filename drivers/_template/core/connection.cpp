@@ -1,0 +1,135 @@
+#include "connection.hpp"
+
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+namespace template_driver {
+
+Connection::Connection(const Address& peer, double timeout_s, Completions& completions)
+    : peer_(peer), timeout_s_(timeout_s), completions_(completions), thread_([this] { work(); }) {}
+
+Connection::~Connection() {
+  {
+    std::lock_guard lock(mutex_);
+    closing_ = true;
+    if (socket_ >= 0) shutdown(socket_, SHUT_RDWR);
+  }
+  changed_.notify_all();
+  thread_.join();
+  hang_up();
+}
+
+void Connection::submit(Operation operation) {
+  std::lock_guard lock(mutex_);
+  queue_.push_back(std::move(operation));
+  changed_.notify_all();
+}
+
+void Connection::cancel(uint64_t cookie) {
+  std::vector<Operation> cancelled;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto next = queue_.begin(); next != queue_.end();) {
+      if (next->op.cookie == cookie) {
+        cancelled.push_back(std::move(*next));
+        next = queue_.erase(next);
+      } else {
+        ++next;
+      }
+    }
+    if (busy_ && running_ == cookie) {
+      // The only way out of a send or receive that the peer does not answer. The next operation dials again.
+      interrupted_ = true;
+      if (socket_ >= 0) shutdown(socket_, SHUT_RDWR);
+    }
+  }
+  for (Operation& operation : cancelled) {
+    operation.local = {};
+    completions_.push(operation.op, 0, {MC_CANCELLED, "the operation was cancelled"});
+  }
+}
+
+void Connection::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return closing_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    Operation operation = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    running_ = operation.op.cookie;
+    Status status = {MC_CLOSED, "the connection was closed on this side"};
+    if (!closing_) {
+      lock.unlock();
+      status = run(operation);
+      lock.lock();
+    }
+    if (interrupted_ && status.code != MC_OK) status = {MC_CANCELLED, "the operation was cancelled"};
+    if (closing_ && status.code == MC_UNREACHABLE)
+      status = {MC_CLOSED, "the connection was closed on this side"};
+    // After a failure it is unknown how far the messages got; a new socket begins anew.
+    if (interrupted_ || (status.code != MC_OK && status.code != MC_REFUSED)) hang_up();
+    busy_ = interrupted_ = false;
+    lock.unlock();
+    operation.local = {};  // before the completion is out
+    completions_.push(operation.op, status.code == MC_OK ? operation.op.length : 0, status);
+    lock.lock();
+  }
+}
+
+// The heart of the driver. Real hardware: post the operation, and push its completion when the device reports
+// one.
+Status Connection::run(const Operation& operation) {
+  if (Status status = dial(); status.code != MC_OK) return status;
+  const Status gone = {MC_UNREACHABLE, "the peer has gone away, or was silent for too long"};
+  Reply reply;
+  if (!send_all(socket_, &operation.request, sizeof operation.request)) return gone;
+  if (!receive_all(socket_, &reply, sizeof reply)) return gone;
+  if (reply.status != MC_OK) return status_of(reply);
+  char* local = operation.local.at(operation.op.local_offset);
+  if (operation.op.opcode == MC_READ)
+    return receive_all(socket_, local, operation.op.length) ? Status{} : gone;
+  if (!send_all(socket_, local, operation.op.length)) return gone;
+  // A write is done when the target says that the bytes are in its memory, not when the socket took them.
+  return receive_all(socket_, &reply, sizeof reply) ? status_of(reply) : gone;
+}
+
+Status Connection::dial() {
+  if (socket_ >= 0) return {};
+  int made = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (made < 0) return {MC_IO, std::string("cannot create a socket: ") + std::strerror(errno)};
+  // Every wait ends: a peer that neither sends nor receives for this long counts as gone.
+  timeval limit{};
+  limit.tv_sec = static_cast<time_t>(timeout_s_);
+  limit.tv_usec = static_cast<suseconds_t>(std::fmod(timeout_s_, 1.0) * 1e6);
+  setsockopt(made, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  setsockopt(made, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  sockaddr_un name;
+  unsigned length = fill_socket_address(peer_, &name);
+  if (connect(made, reinterpret_cast<sockaddr*>(&name), length) != 0) {
+    int error = errno;
+    close(made);
+    return {MC_UNREACHABLE,
+            std::string("no endpoint listens at the peer's address: ") + std::strerror(error)};
+  }
+  std::lock_guard lock(mutex_);
+  socket_ = made;
+  if (closing_ || interrupted_) shutdown(socket_, SHUT_RDWR);
+  return {};
+}
+
+void Connection::hang_up() {
+  if (socket_ >= 0) close(socket_);
+  socket_ = -1;
+}
+
+}  // namespace template_driver

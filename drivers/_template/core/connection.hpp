@@ -1,0 +1,52 @@
+// The side that starts operations: one socket and one thread for each peer.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "completions.hpp"
+#include "regions.hpp"
+#include "target.hpp"
+
+namespace template_driver {
+
+struct Operation {
+  mc_op op{};
+  Request request{};
+  Regions::Use local;
+};
+
+// Thread-safe. Every operation submitted completes exactly once.
+class Connection {
+ public:
+  Connection(const Address& peer, double timeout_s, Completions& completions);
+  ~Connection();
+
+  void submit(Operation operation);
+  void cancel(uint64_t cookie);
+
+ private:
+  void work();
+  Status run(const Operation& operation);
+  Status dial();
+  void hang_up();
+
+  const Address peer_;
+  const double timeout_s_;
+  Completions& completions_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Operation> queue_;
+  bool closing_ = false;
+  int socket_ = -1;       // changed by the thread only, with the lock held; others may shut it down
+  uint64_t running_ = 0;  // the cookie of the operation under way, if `busy_`
+  bool busy_ = false;
+  bool interrupted_ = false;  // that operation has been cancelled
+  std::thread thread_;
+};
+
+}  // namespace template_driver

@@ -1,0 +1,64 @@
+// Memory that the engine registered, and who is using it.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "mooncake_driver.h"
+#include "wire.hpp"
+
+namespace template_driver {
+
+struct Region;
+
+// Never 0, never used twice.
+mc_handle new_handle();
+
+// Thread-safe. A region that is being used cannot be taken away: deregistering waits for it.
+class Regions {
+ public:
+  // Permission to touch a region, as long as this object lives.
+  class Use {
+   public:
+    Use() = default;
+    Use(Use&& other) noexcept : regions_(other.regions_), region_(std::exchange(other.region_, nullptr)) {}
+    Use& operator=(Use&& other) noexcept {
+      std::swap(regions_, other.regions_);
+      std::swap(region_, other.region_);
+      return *this;
+    }
+    ~Use();
+
+    explicit operator bool() const { return region_ != nullptr; }
+    // The first byte at an offset. Only for ranges that were checked.
+    char* at(uint64_t offset) const;
+
+   private:
+    friend class Regions;
+    Regions* regions_ = nullptr;
+    std::shared_ptr<Region> region_;
+  };
+
+  // Real hardware: pin the memory and hand it to the device here (ibv_reg_mr and its like).
+  Status add(const mc_memory& memory, mc_handle* handle);
+  Status remove(mc_handle handle, uint64_t deadline_ns);
+  bool has(mc_handle handle);
+
+  // For an operation of this side. Empty when the handle or the range is wrong; `status` tells which.
+  Use use(mc_handle handle, uint64_t offset, uint64_t length, Status* status);
+  // For a peer's request: the check of key and range that no initiator can be trusted to make.
+  Use admit(const Request& request, Status* status);
+
+ private:
+  Use begin(const std::shared_ptr<Region>& region);
+
+  std::mutex mutex_;
+  std::condition_variable unused_;
+  std::map<mc_handle, std::shared_ptr<Region>> by_handle_;
+};
+
+}  // namespace template_driver

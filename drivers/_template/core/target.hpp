@@ -1,0 +1,53 @@
+// The side that owns memory: it listens and serves the requests of peers.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <mutex>
+#include <thread>
+
+#include "regions.hpp"
+
+struct sockaddr_un;
+
+namespace template_driver {
+
+// What a peer needs to find an endpoint: a random socket name, so that a restarted process is never taken for
+// this one. It lies in no file system: nothing is left of it after a crash. Real hardware: device, port,
+// queue pair, ...
+using Address = std::array<uint8_t, 16>;
+unsigned fill_socket_address(const Address& address, sockaddr_un* out);
+
+// With hardware that reads and writes remote memory by itself, there is no thread here: only registration.
+class Target {
+ public:
+  explicit Target(Regions& regions) : regions_(regions) {}
+  ~Target();
+  Status listen();
+
+  const Address& address() const { return address_; }
+  uint64_t refused() const { return refused_; }
+
+ private:
+  struct Peer {
+    int socket;
+    std::atomic<bool> done{false};
+    std::thread thread;
+  };
+  void accept_peers();
+  void serve(Peer& peer);
+  bool serve_one(int socket, const Request& request);
+
+  Regions& regions_;
+  Address address_{};
+  int listener_ = -1;
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint64_t> refused_{0};
+  std::thread acceptor_;
+  std::mutex mutex_;
+  std::list<Peer> peers_;
+};
+
+}  // namespace template_driver

@@ -1,0 +1,48 @@
+// What goes over a connection, and how whole messages get through a socket.
+//
+// An operation takes these steps; each side waits for the other, so one operation is under way on a
+// connection:
+//   initiator: Request                 target: Reply (a refusal ends it)
+//   read:                              target: the bytes
+//   write:     the bytes               target: Reply, once they are in memory
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "mooncake_driver.h"
+
+namespace template_driver {
+
+struct Status {
+  mc_status code = MC_OK;
+  std::string reason = {};  // a sentence for people; empty when code is MC_OK
+};
+
+// Both ends run on one machine, so the structs travel as they lie in memory. On a network: fix the byte
+// order.
+struct Request {
+  uint32_t magic;
+  uint32_t opcode;  // mc_opcode
+  uint64_t region_id;
+  uint64_t offset;
+  uint64_t length;
+  uint8_t key[MC_KEY_BYTES];
+};
+
+struct Reply {
+  int32_t status;  // mc_status
+  char reason[MC_REASON_MAX];
+};
+
+constexpr uint32_t kMagic = 0x6d637431;
+
+Reply make_reply(const Status& status);
+Status status_of(const Reply& reply);
+
+// False when the other side is gone, or silent for longer than the socket's timeouts.
+bool send_all(int socket, const void* bytes, size_t length);
+bool receive_all(int socket, void* bytes, size_t length);
+
+}  // namespace template_driver
