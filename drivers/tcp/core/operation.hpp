@@ -18,6 +18,8 @@ struct RemoteRegion {
   uint64_t id = 0;
   uint64_t length = 0;
   Key key{};
+  // Set once the target refused for a reason that stays; what still waits for it is then not even sent.
+  mutable std::atomic<uint16_t> refusal{0};
 };
 
 struct Operation {

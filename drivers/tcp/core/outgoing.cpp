@@ -176,6 +176,9 @@ bool Outgoing::on_answer(const Header& header) {
   if (write != (static_cast<Op>(header.op) == Op::kWriteDone)) return false;
   if (header.status != MC_OK) {
     if (header.length != 0) return false;
+    if (is_final(header.flags) && request.slice.operation) {
+      request.slice.operation->remote->refusal = header.flags;
+    }
     finish_front({MC_REFUSED, label_ + " refused: " + text_of(header.flags)});
   } else if (write) {
     if (header.length != 0) return false;

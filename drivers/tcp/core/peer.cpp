@@ -82,7 +82,10 @@ void Peer::take(uint64_t room, size_t count, std::vector<Slice>* slices) {
   room = std::min(room, std::max(slice_bytes, waiting_bytes_ / lanes_.size()));
   for (uint64_t taken = 0; !waiting_.empty() && taken < room && slices->size() < count;) {
     Operation& operation = *waiting_.front();
-    if (operation.next < operation.length) {
+    if (uint16_t refusal = operation.remote->refusal; refusal != 0 && operation.next < operation.length) {
+      withdraw(operation, {MC_REFUSED, address_.hosts.front().text() + " refused: " + text_of(refusal)});
+      settle(waiting_.front());
+    } else if (operation.next < operation.length) {
       uint64_t length = std::min(slice_bytes, operation.length - operation.next);
       slices->push_back({waiting_.front(), operation.local + operation.next,
                          operation.remote_offset + operation.next, length});

@@ -46,6 +46,12 @@ inline const char* text_of(uint16_t refusal) {
   }
 }
 
+// Whether every later request for the same region with the same key will be refused too.
+inline bool is_final(uint16_t refusal) {
+  return refusal != static_cast<uint16_t>(Refusal::kNone) &&
+         refusal != static_cast<uint16_t>(Refusal::kOutside);
+}
+
 // Little-endian, 64 bytes. Members that an op does not use are 0.
 struct Header {
   uint32_t magic = kMagic;
