@@ -47,6 +47,7 @@ def test_ctrl_c_in_the_middle_of_the_demo_leaves_nothing(model_folder: Path, tmp
         demo.send_signal(signal.SIGINT)
         assert demo.wait(30) == 130, output.read_text()
     finally:
-        demo.kill()
-        demo.wait(10)
+        if demo.poll() is None:
+            demo.kill()
+            demo.wait(10)
     assert [child for child in children if child.is_running()] == []

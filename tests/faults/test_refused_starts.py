@@ -53,6 +53,11 @@ def test_a_segment_larger_than_the_machine_is_refused_with_its_size(model_folder
     assert "memory" in line.lower()
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    file = str(tmp_path / "no-such-folder" / "report.json")
+    assert file in refusal("demo", "--json", file)
+
+
 @pytest.mark.parametrize(
     ("option", "value"), [("--prefill", "0"), ("--segment", "much"), ("--port", "70000"), ("--threads", "-1")]
 )

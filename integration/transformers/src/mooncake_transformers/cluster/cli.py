@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from mooncake_transfer.process import configure_logging
-from mooncake_transformers.cluster import Cluster, ClusterError, ClusterSpec, ClusterStopped
+from mooncake_transformers.cluster import Cluster, ClusterError, ClusterSpec, ClusterStopped, SpecError
 from mooncake_transformers.cluster.console import ClusterView, make_console
 from mooncake_transformers.cluster.prepare import prepare
 from mooncake_transformers.cluster.signals import stop_on_signals
@@ -127,6 +127,8 @@ def demo(
             threads=threads,
             drivers=tuple(driver) if driver else None,
         )
+        if json_report is not None and not json_report.absolute().parent.is_dir():
+            raise SpecError(f"cannot write {json_report}: there is no folder {json_report.absolute().parent}")
         with stop_on_signals() as stop:
             report = run_demo(spec, console, stop, log_folder=logs)
         print_report(report, console)
