@@ -7,6 +7,7 @@ logged.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -46,6 +47,10 @@ class PrefixStore:
         self._publisher = publisher
         self._metrics = metrics
         self.root = root
+        # The store's threads tell about evictions while publish() waits: both orders must end well.
+        self._announcing = threading.Lock()
+        self._lost_meanwhile: set[bytes] = set()
+        self._clears = 0
         store.on_evicted(self._on_evicted)
         store.on_cleared(self._on_cleared)
         publisher.publish([AllBlocksCleared()])
@@ -88,6 +93,9 @@ class PrefixStore:
         assert first + len(blocks) <= len(digests), "a digest for every block"
         offsets = [self._pool.offset(block) for block in blocks]
         sizes = [self._pool.layout.block_bytes] * len(blocks)
+        with self._announcing:
+            self._lost_meanwhile.clear()
+            clears = self._clears
         try:
             stored = self._store.batch_put_from(
                 digests[first : first + len(blocks)], self._region, offsets, sizes, if_exists="keep"
@@ -95,11 +103,21 @@ class PrefixStore:
         except (StoreError, TransferError) as error:
             self._failed("publish", error)
             return 0
-        events = self._stored_events(token_ids, digests, stored, first)
-        if events:
-            self._publisher.publish(events)
+        self._announce(self._stored_events(token_ids, digests, stored, first), clears)
         self._metrics.blocks_stored.inc(sum(stored))
         return sum(stored)
+
+    def _announce(self, stored: list[BlockStored], clears: int) -> None:
+        """Tell what was stored, and take back at once what has been lost again since it was committed."""
+        if not stored:
+            return
+        with self._announcing:
+            if self._clears != clears:
+                return
+            self._publisher.publish(stored)
+            gone = [key for event in stored for key in event.block_hashes if key in self._lost_meanwhile]
+            if gone:
+                self._publisher.publish([BlockRemoved(block_hashes=gone, medium=MEDIUM_CPU)])
 
     def _stored_events(
         self, token_ids: Sequence[int], digests: Sequence[bytes], stored: Sequence[bool], first: int
@@ -126,11 +144,15 @@ class PrefixStore:
     def _on_evicted(self, evicted: list[bytes]) -> None:
         blocks = [key for key in evicted if len(key) == keys.DIGEST_BYTES]
         if blocks:
-            self._publisher.publish([BlockRemoved(block_hashes=list(blocks), medium=MEDIUM_CPU)])
+            with self._announcing:
+                self._lost_meanwhile.update(blocks)
+                self._publisher.publish([BlockRemoved(block_hashes=list(blocks), medium=MEDIUM_CPU)])
             self._metrics.blocks_evicted.inc(len(blocks))
 
     def _on_cleared(self) -> None:
-        self._publisher.publish([AllBlocksCleared()])
+        with self._announcing:
+            self._clears += 1
+            self._publisher.publish([AllBlocksCleared()])
 
     def _failed(self, call: str, error: Exception) -> None:
         self._metrics.store_failures.labels(call).inc()
