@@ -117,7 +117,7 @@ class PrefixStore:
             self._publisher.publish(stored)
             gone = [key for event in stored for key in event.block_hashes if key in self._lost_meanwhile]
             if gone:
-                self._publisher.publish([BlockRemoved(block_hashes=gone, medium=MEDIUM_CPU)])
+                self._publisher.publish([BlockRemoved(block_hashes=list(gone), medium=MEDIUM_CPU)])
 
     def _stored_events(
         self, token_ids: Sequence[int], digests: Sequence[bytes], stored: Sequence[bool], first: int
