@@ -167,6 +167,11 @@ class GenerationService:
             self._active -= 1
             self._slots.release()
 
+    def give_up(self, generation: Generation) -> None:
+        """Free what a prefill worker holds for a generation that nobody wants any more. Does not wait."""
+        if generation.remote is not None:
+            self._parts.handoff_threads.submit(_abandon, self._parts.client, generation.remote)
+
     # ---- the two ways to a whole answer
 
     async def _run_whole(
@@ -226,7 +231,7 @@ class GenerationService:
             raise
         finally:
             if held:
-                parts.handoff_threads.submit(_abandon, parts.client, remote)
+                self.give_up(generation)
             if user is None:
                 parts.pool.release(blocks)
             else:

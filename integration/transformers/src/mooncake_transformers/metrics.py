@@ -33,6 +33,9 @@ class WorkerMetrics:
             "handoff_bytes", "KV bytes fetched from prefill workers.", "driver"
         )
         self.handoff_failures = self._counter("handoff_failures", "Hand-offs that failed.", "reason")
+        self.store_seconds = self._histogram(
+            "store_seconds", "Time to fetch from, or add to, the store.", "call"
+        )
         self.prefill_seconds = self._histogram("prefill_seconds", "Time the model took for a prompt.")
         self.handoff_seconds = self._histogram("handoff_seconds", "Time to fetch the KV cache of a prompt.")
         self.token_seconds = self._histogram("token_seconds", "Time between two tokens of an answer.")
@@ -48,5 +51,5 @@ class WorkerMetrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"mooncake_worker_{name}", text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"mooncake_worker_{name}", text, registry=self.registry, buckets=_SECONDS)
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(f"mooncake_worker_{name}", text, labels, registry=self.registry, buckets=_SECONDS)

@@ -69,16 +69,22 @@ class PrefixStore:
         it has.
         """
         assert len(digests) <= len(blocks), "a place for every block"
+        if not digests:
+            return 0
         try:
-            wanted = _leading(self._store.batch_exist(digests)) if digests else 0
-            if wanted == 0:
-                return 0
-            offsets = [self._pool.offset(block) for block in blocks[:wanted]]
-            sizes = [self._pool.layout.block_bytes] * wanted
-            return _leading(self._store.batch_get_into(digests[:wanted], self._region, offsets, sizes))
+            with self._metrics.store_seconds.labels("fetch").time():
+                return self._fetch(digests, blocks)
         except (StoreError, TransferError) as error:
             self._failed("fetch", error)
             return 0
+
+    def _fetch(self, digests: Sequence[bytes], blocks: Sequence[int]) -> int:
+        wanted = _leading(self._store.batch_exist(digests))
+        if wanted == 0:
+            return 0
+        offsets = [self._pool.offset(block) for block in blocks[:wanted]]
+        sizes = [self._pool.layout.block_bytes] * wanted
+        return _leading(self._store.batch_get_into(digests[:wanted], self._region, offsets, sizes))
 
     def publish(
         self, token_ids: Sequence[int], digests: Sequence[bytes], blocks: Sequence[int], first: int
@@ -97,9 +103,10 @@ class PrefixStore:
             self._lost_meanwhile.clear()
             clears = self._clears
         try:
-            stored = self._store.batch_put_from(
-                digests[first : first + len(blocks)], self._region, offsets, sizes, if_exists="keep"
-            )
+            with self._metrics.store_seconds.labels("publish").time():
+                stored = self._store.batch_put_from(
+                    digests[first : first + len(blocks)], self._region, offsets, sizes, if_exists="keep"
+                )
         except (StoreError, TransferError) as error:
             self._failed("publish", error)
             return 0

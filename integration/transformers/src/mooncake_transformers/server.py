@@ -141,6 +141,21 @@ class _Api:
             step = await unless_gone(request.receive, prefill)
             answer = shape.whole(step.text, [step.token], step.finish, generation.token_ids, report)
             return _json({**answer, "kv_transfer_params": self._worker.transfer_params(transfer_id)})
+        try:
+            return await self._answer(request, body, generation, report, shape)
+        except ClientGone:
+            # It may have left before the generation, which cleans up after itself, had begun.
+            self._worker.service.give_up(generation)
+            raise
+
+    async def _answer(
+        self,
+        request: Request,
+        body: ChatRequest | CompletionRequest,
+        generation: Generation,
+        report: Report,
+        shape: Shape,
+    ) -> Response:
         steps = self._worker.service.run(generation, report)
         if not body.stream:
             return _json(await unless_gone(request.receive, _whole(steps, shape, generation, report)))
