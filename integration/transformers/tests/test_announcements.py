@@ -8,6 +8,7 @@ import pytest
 
 from mooncake_conductor.events import AllBlocksCleared, BlockRemoved, BlockStored
 from mooncake_store import keys
+from mooncake_transformers.metrics import WorkerMetrics
 from mooncake_transformers.prefix_store import PrefixStore
 
 BLOCK_TOKENS = 4
@@ -65,9 +66,7 @@ def prefix_store(store: StoreInTrouble, told: list[object]) -> Any:
     layout = SimpleNamespace(block_tokens=BLOCK_TOKENS, block_bytes=64)
     pool = SimpleNamespace(layout=layout, offset=lambda block: block * 64)
     publisher = SimpleNamespace(publish=told.extend)
-    count = SimpleNamespace(inc=lambda amount: None)
-    metrics = SimpleNamespace(blocks_stored=count, blocks_evicted=count)
-    return PrefixStore(store, pool, object(), ROOT, publisher, metrics)  # type: ignore[arg-type]
+    return PrefixStore(store, pool, object(), ROOT, publisher, WorkerMetrics())  # type: ignore[arg-type]
 
 
 def test_blocks_are_announced_after_they_are_stored(prefix_store: Any, told: list[object]) -> None:
