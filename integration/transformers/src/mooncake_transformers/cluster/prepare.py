@@ -5,6 +5,7 @@ from __future__ import annotations
 from mooncake_transformers.cluster.spec import ClusterSpec
 from mooncake_transformers.cluster.supervisor import check_port_is_free
 from mooncake_transformers.config import DEFAULT_MODEL, calm_openmp
+from mooncake_transformers.default_model import ensure_default_model
 
 __all__ = ["prepare"]
 
@@ -18,8 +19,5 @@ def prepare(spec: ClusterSpec) -> str:
     check_port_is_free(spec.host, spec.port)
     if spec.model != DEFAULT_MODEL:
         return spec.model
-    # Imports torch, which takes seconds: not for a model that is a folder.
     calm_openmp()
-    from mooncake_transformers.default_model import ensure_default_model
-
     return str(ensure_default_model())
