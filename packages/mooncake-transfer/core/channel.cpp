@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "socket.hpp"
 
@@ -102,7 +103,7 @@ Channel::Channel()
 
 Channel::~Channel() {
   close();
-  if (listen_fd_ >= 0) ::close(listen_fd_);
+  if (listen_fd_ >= 0) ::close(listen_fd_);  // in a forked child
   ::close(epoll_fd_);
   ::close(wake_fd_);
 }
@@ -134,7 +135,7 @@ void Channel::close() {
   }
   [[maybe_unused]] int ignored = eventfd_write(wake_fd_, 1);
   if (loop_.joinable()) loop_.join();
-  if (listen_fd_ >= 0) ::shutdown(listen_fd_, SHUT_RDWR);
+  if (listen_fd_ >= 0) ::close(std::exchange(listen_fd_, -1));
   std::vector<LinkPtr> links;
   {
     std::lock_guard lock(mutex_);

@@ -403,6 +403,7 @@ void Engine::on_failure(Transfer& transfer, OpState& state, Status status) {
     status.reason = transfer.remote->label() + ": " + status.reason;
   }
   transfer.note_failure(status);
+  transfer.cancelled = true;  // the rest would be work for nothing: what no driver has taken yet is dropped
   finish(transfer, 1);
 }
 
