@@ -1,4 +1,4 @@
-"""What `new-driver` makes, in a folder far from here, is found by the engine and passes the drivers' suite."""
+"""What `new-driver` makes, in a folder far from here, is found by the engine and passes the whole suite."""
 
 from __future__ import annotations
 
