@@ -98,6 +98,14 @@ void bind_channel(nb::module_& m) {
       .def("alive", &Channel::alive, nb::arg("connection"))
       .def("disconnect", &Channel::disconnect, nb::arg("connection"))
       .def(
+          "hello_of",
+          [](Channel& c, uint64_t connection) {
+            std::string hello;
+            check(c.hello_of(connection, &hello));
+            return to_bytes(hello);
+          },
+          nb::arg("connection"))
+      .def(
           "next_request",
           [](Channel& c, double timeout_s) {
             return pop_event(timeout_s, [&](uint64_t d, Event* e) { return c.next_request(d, e); });

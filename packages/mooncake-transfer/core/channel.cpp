@@ -49,10 +49,10 @@ struct Channel::Call {
 };
 
 struct Channel::Link {
-  Link(int fd, uint64_t id, bool outgoing, std::string label)
-      : fd(fd), id(id), outgoing(outgoing), label(std::move(label)) {}
-  ~Link() { ::close(fd); }
+  Link(Descriptor connected, uint64_t id, bool outgoing, std::string label)
+      : socket(std::move(connected)), fd(socket.get()), id(id), outgoing(outgoing), label(std::move(label)) {}
 
+  const Descriptor socket;
   const int fd;
   const uint64_t id;
   const bool outgoing;
@@ -67,6 +67,7 @@ struct Channel::Link {
   std::map<uint64_t, std::shared_ptr<Call>> calls;
   bool closed = false;
   std::string reason;
+  std::string hello;  // of an incoming connection
   size_t open_requests = 0;
   bool lost_pending = false;
 };
@@ -103,19 +104,18 @@ Channel::Channel()
 
 Channel::~Channel() {
   close();
-  if (listen_fd_ >= 0) ::close(listen_fd_);  // in a forked child
   ::close(epoll_fd_);
   ::close(wake_fd_);
 }
 
 Status Channel::listen(const std::string& host, uint16_t port) {
   if (epoll_fd_ < 0 || wake_fd_ < 0) return Status::error(Code::kIo, "no descriptor left; raise `ulimit -n`");
-  return listen_on(host, port, &listen_fd_, &port_);
+  return listen_on(host, port, &listener_, &port_);
 }
 
 Status Channel::start(std::string hello) {
   hello_ = std::move(hello);
-  for (auto [fd, tag] : {std::pair{listen_fd_, kListenerTag}, std::pair{wake_fd_, kWakeTag}}) {
+  for (auto [fd, tag] : {std::pair{listener_.get(), kListenerTag}, std::pair{wake_fd_, kWakeTag}}) {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = tag;
@@ -135,7 +135,7 @@ void Channel::close() {
   }
   [[maybe_unused]] int ignored = eventfd_write(wake_fd_, 1);
   if (loop_.joinable()) loop_.join();
-  if (listen_fd_ >= 0) ::close(std::exchange(listen_fd_, -1));
+  listener_.reset();
   std::vector<LinkPtr> links;
   {
     std::lock_guard lock(mutex_);
@@ -154,10 +154,10 @@ void Channel::close() {
 
 Status Channel::connect(const std::string& host, uint16_t port, uint64_t deadline_ns, uint64_t* connection,
                         std::string* hello) {
-  int fd = -1;
-  Status status = connect_to(host, port, deadline_ns, &fd);
+  Descriptor socket;
+  Status status = connect_to(host, port, deadline_ns, &socket);
   if (!status.ok()) return status;
-  auto link = std::make_shared<Link>(fd, next_id_++, true, host + ":" + std::to_string(port));
+  auto link = std::make_shared<Link>(std::move(socket), next_id_++, true, host + ":" + std::to_string(port));
   add_link(link);
   std::string failure;
   status = ask(link, kTypeHello, "", hello_, deadline_ns, hello, &failure);
@@ -220,6 +220,14 @@ void Channel::disconnect(uint64_t connection) {
 }
 
 // ---- answering
+
+Status Channel::hello_of(uint64_t connection, std::string* hello) {
+  LinkPtr link = find(connection);
+  if (!link) return Status::error(Code::kUnreachable, "the peer that asked is gone");
+  std::lock_guard lock(link->mutex);
+  *hello = link->hello;
+  return {};
+}
 
 Status Channel::reply(uint64_t connection, uint64_t request, bool failed, const std::string& body) {
   LinkPtr link = find(connection);
@@ -292,6 +300,9 @@ bool Channel::flush(Link& link) {
   if (all) {
     link.unsent.clear();
     link.sent = 0;
+  } else if (link.sent > link.unsent.size() / 2) {
+    // A peer that never quite keeps up must not make us keep all that was ever sent to it.
+    link.unsent.erase(0, std::exchange(link.sent, 0));
   }
   epoll_event event{};
   event.events = EPOLLIN | (all ? 0u : static_cast<uint32_t>(EPOLLOUT));
@@ -341,15 +352,15 @@ void Channel::run() {
 
 void Channel::accept_all() {
   for (;;) {
-    int fd = accept4(listen_fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd < 0) {
+    Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket.valid()) {
       // Out of descriptors: the listener stays readable, so do not spin on it.
       if (errno == EMFILE || errno == ENFILE) usleep(10'000);
       return;
     }
-    tune_stream(fd);
+    tune_stream(socket.get());
     uint64_t id = next_id_++;
-    add_link(std::make_shared<Link>(fd, id, false, "connection " + std::to_string(id)));
+    add_link(std::make_shared<Link>(std::move(socket), id, false, "connection " + std::to_string(id)));
   }
 }
 
@@ -413,6 +424,10 @@ bool Channel::on_frame(const LinkPtr& link, uint8_t type, uint64_t request, std:
   }
   if (type == kTypeHello && !link->outgoing && !link->greeted) {
     link->greeted = true;
+    {
+      std::lock_guard lock(link->mutex);
+      link->hello = body;
+    }
     events_.push({Event::Kind::kHello, link->id, 0, "", std::move(body)});
     return send(link, kTypeHelloAck, request, "", hello_).ok();
   }

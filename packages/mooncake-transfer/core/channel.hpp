@@ -20,6 +20,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "descriptor.hpp"
 #include "status.hpp"
 
 namespace mooncake {
@@ -60,6 +61,8 @@ class Channel {
 
   // Answering side. Requests may be taken by several threads; everything else comes in order, for one thread.
   // A connection's kLost comes after all its requests have been answered.
+  // What the peer at the other end of an incoming connection said in its hello.
+  Status hello_of(uint64_t connection, std::string* hello);
   bool next_request(uint64_t deadline_ns, Event* event) { return requests_.pop(deadline_ns, event); }
   bool next_event(uint64_t deadline_ns, Event* event) { return events_.pop(deadline_ns, event); }
   Status reply(uint64_t connection, uint64_t request, bool failed, const std::string& body);
@@ -97,7 +100,7 @@ class Channel {
              uint64_t deadline_ns, std::string* reply, std::string* remote_error);
   bool flush(Link& link);  // with the link's mutex held
 
-  int listen_fd_ = -1;
+  Descriptor listener_;
   int epoll_fd_ = -1;
   int wake_fd_ = -1;
   uint16_t port_ = 0;

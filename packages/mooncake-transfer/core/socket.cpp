@@ -6,11 +6,11 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 namespace mooncake {
 
@@ -75,17 +75,17 @@ void tune_stream(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUserTimeoutMs, sizeof(kUserTimeoutMs));
 }
 
-Status listen_on(const std::string& host, uint16_t port, int* out, uint16_t* bound_port) {
+Status listen_on(const std::string& host, uint16_t port, Descriptor* out, uint16_t* bound_port) {
   Addresses addresses(nullptr, &freeaddrinfo);
   Status resolved = resolve(host, port, true, &addresses);
   if (!resolved.ok()) return resolved;
-  int fd = socket(addresses->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  Descriptor made(socket(addresses->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  int fd = made.get();
   if (fd < 0) return Status::error(Code::kIo, std::string("cannot make a socket: ") + strerror(errno));
   int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (bind(fd, addresses->ai_addr, addresses->ai_addrlen) != 0 || listen(fd, kBacklog) != 0) {
     int error = errno;
-    close(fd);
     const char* remedy =
         error == EADDRINUSE ? "; another process has it, choose another port or 0 for any free one" : "";
     return Status::error(Code::kInvalid,
@@ -96,17 +96,18 @@ Status listen_on(const std::string& host, uint16_t port, int* out, uint16_t* bou
   getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length);
   *bound_port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
                                                   : reinterpret_cast<sockaddr_in&>(bound).sin_port);
-  *out = fd;
+  *out = std::move(made);
   return {};
 }
 
-Status connect_to(const std::string& host, uint16_t port, uint64_t deadline_ns, int* out) {
+Status connect_to(const std::string& host, uint16_t port, uint64_t deadline_ns, Descriptor* out) {
   Addresses addresses(nullptr, &freeaddrinfo);
   Status resolved = resolve(host, port, false, &addresses);
   if (!resolved.ok()) return resolved;
   int error = EHOSTUNREACH;
   for (addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    int fd = socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    Descriptor made(socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    int fd = made.get();
     if (fd < 0) {
       error = errno;
       continue;
@@ -115,10 +116,9 @@ Status connect_to(const std::string& host, uint16_t port, uint64_t deadline_ns, 
     if (error == EINPROGRESS) error = finish_connect(fd, deadline_ns);
     if (error == 0) {
       tune_stream(fd);
-      *out = fd;
+      *out = std::move(made);
       return {};
     }
-    close(fd);
   }
   return Status::error(Code::kUnreachable, "cannot connect to " + where(host, port) + ": " + strerror(error));
 }

@@ -1,9 +1,12 @@
 """The channel between engines, below the engine: the compiled class itself."""
 
 import contextlib
+import mmap
 import socket
+import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -127,3 +130,27 @@ def test_a_peer_that_talks_nonsense_is_dropped_and_others_are_served(pair: tuple
     thread = answer_in_background(answerer, 1)
     assert asker.call(connection, "reverse", b"ab", DEADLINE_S) == (False, b"ba")
     thread.join(DEADLINE_S)
+
+
+def test_a_peer_that_never_quite_keeps_up_does_not_pile_up_what_it_has_read(
+    pair: tuple[Channel, Channel],
+) -> None:
+    _, answerer = pair
+    hello = struct.pack("<IBBHQ", 0, 1, 1, 0, 1)
+    request = struct.pack("<IBBHQ", 0, 1, 3, 0, 2)
+    body = bytes(1 << 20)
+    with socket.create_connection(("127.0.0.1", answerer.port)) as peer:
+        peer.sendall(hello + request)
+        item = answerer.next_request(DEADLINE_S)
+        assert item is not None
+        for _ in range(32):  # a backlog, which from here on never empties
+            answerer.reply(item[1], 2, False, body)
+        before = resident_bytes()
+        for _ in range(256):
+            answerer.reply(item[1], 2, False, body)
+            peer.recv(len(body) + len(request), socket.MSG_WAITALL)
+        assert resident_bytes() - before < 128 << 20
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
