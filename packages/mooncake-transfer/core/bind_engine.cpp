@@ -33,7 +33,9 @@ std::vector<DriverBlob> from_named(const Engine& engine, const Named& named) {
   std::vector<DriverBlob> blobs;
   for (size_t i = 0; i < engine.endpoints().size(); ++i) {
     for (const auto& [name, blob] : named) {
-      if (engine.endpoints()[i]->name() == name) blobs.push_back({i, to_string(blob)});
+      if (engine.endpoints()[i]->name() != name) continue;
+      blobs.push_back({i, to_string(blob)});
+      break;  // a second one of the same name would take the place of the first one's handle
     }
   }
   return blobs;

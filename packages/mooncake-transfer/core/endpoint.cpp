@@ -71,8 +71,9 @@ Status Endpoint::connect(const std::string& address, mc_handle* connection) {
 }
 
 void Endpoint::disconnect(mc_handle connection) {
+  if (getpid() != owner_) return;  // before the lock: a forked child may have inherited it held for ever
   std::shared_lock life(life_);
-  if (handle_ != 0 && getpid() == owner_) table_->disconnect(handle_, connection);
+  if (handle_ != 0) table_->disconnect(handle_, connection);
 }
 
 Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered) {
@@ -99,8 +100,9 @@ Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint
 }
 
 void Endpoint::release_key(mc_handle remote) {
+  if (getpid() != owner_) return;
   std::shared_lock life(life_);
-  if (handle_ != 0 && getpid() == owner_) table_->release_key(handle_, remote);
+  if (handle_ != 0) table_->release_key(handle_, remote);
 }
 
 Status Endpoint::stats(mc_stats* stats) {

@@ -128,19 +128,20 @@ Status Engine::export_addresses(std::vector<DriverBlob>* addresses) {
 // ---- regions and peers
 
 Status Engine::register_region(mc_memory memory, const std::string& name, std::shared_ptr<Region>* out) {
-  auto region = std::make_shared<Region>();
+  auto region = std::make_shared<Region>(endpoints_->size());
   region->id = memory.region_id;
   region->address = memory.address;
   region->length = memory.length;
   region->name = name;
-  region->handles.assign(endpoints_->size(), 0);
   memory.struct_size = sizeof(memory);
   std::string reasons;
   bool taken = false;
   for (size_t i = 0; i < endpoints_->size(); ++i) {
     Endpoint& endpoint = *(*endpoints_)[i];
     if (!endpoint.takes(static_cast<mc_memory_kind>(memory.kind))) continue;
-    Status status = endpoint.register_memory(memory, &region->handles[i]);
+    mc_handle handle = 0;
+    Status status = endpoint.register_memory(memory, &handle);
+    if (status.ok()) region->handles[i] = handle;
     taken |= status.ok();
     if (!status.ok()) reasons += (reasons.empty() ? "" : "; ") + status.reason;
   }
@@ -165,10 +166,15 @@ Status Engine::export_keys(const Region& region, std::vector<DriverBlob>* keys) 
 }
 
 Status Engine::close_region(Region& region, uint64_t deadline_ns) {
+  auto deadline = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns));
+  std::unique_lock closer(region.closer, deadline);
+  if (!closer) {
+    return Status::error(Code::kRegionBusy,
+                         "region '" + region.name + "' is being closed by another thread, which still waits");
+  }
   {
     std::unique_lock lock(region.mutex);
     region.closing = true;
-    auto deadline = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns));
     if (!region.idle.wait_until(lock, deadline, [&] { return region.in_flight == 0; })) {
       return Status::error(Code::kRegionBusy,
                            "region '" + region.name + "' is used by " + std::to_string(region.in_flight) +
@@ -469,6 +475,8 @@ void Engine::drain_backlog() {
       continue;
     }
     size_t begin = std::exchange(item.begin, submit_range(transfer, item.begin, item.end));
+    // A cancel() meanwhile may have asked the driver before it had the operations.
+    if (transfer.cancelled) cancel(transfer);
     if (item.begin == item.end) continue;
     if (item.begin > begin) {
       served.push_back(std::move(item));

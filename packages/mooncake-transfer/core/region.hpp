@@ -16,11 +16,13 @@ using Endpoints = std::vector<std::unique_ptr<Endpoint>>;
 
 // A registered range of local memory. Handles are per endpoint, 0 where the driver did not take it.
 struct Region {
+  explicit Region(size_t endpoints) : handles(endpoints) {}
+
   uint64_t id = 0;
   uint64_t address = 0;
   uint64_t length = 0;
   std::string name;
-  std::vector<mc_handle> handles;
+  std::vector<std::atomic<mc_handle>> handles;
 
   // Transfers hold the region while they run; closing waits for them.
   bool enter() {
@@ -38,6 +40,7 @@ struct Region {
   std::condition_variable idle;
   uint64_t in_flight = 0;
   bool closing = false;
+  std::timed_mutex closer;  // held by the one thread that gives the handles back
 };
 
 // Another engine, reached through every driver both sides have.

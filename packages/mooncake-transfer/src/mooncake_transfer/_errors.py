@@ -65,7 +65,7 @@ class RegionRefused(RegionError):
 
 
 class RegionBusy(RegionError):
-    """The deadline for giving the region back has passed and transfers still use it. It stays revoked."""
+    """The deadline for giving the region back has passed and transfers still use it. Close it again later."""
 
 
 class RegionClosed(RegionError):

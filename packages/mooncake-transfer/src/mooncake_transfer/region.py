@@ -55,10 +55,12 @@ class Region:
         return self._engine._describe(self)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Revoke the key at once, wait until nobody touches the memory, and give it back. Safe to call twice.
+        """Give the memory back when nobody touches it any more. Safe to call twice.
 
-        Raises RegionBusy when transfers still use it after ``timeout_s`` (default: ``close_timeout_s`` of the
-        configuration); it then stays revoked, and ``close()`` may be called again.
+        It takes no new transfers of this engine at once. When those in flight have ended, the key is revoked
+        and what peers have begun is waited for. Raises RegionBusy when either lasts longer than ``timeout_s``
+        (default: ``close_timeout_s`` of the configuration); ``close()`` may then be called again, and what
+        was revoked stays so.
         """
         self._engine._close_region(self, timeout_s)
 
