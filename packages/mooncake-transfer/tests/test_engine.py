@@ -2,7 +2,13 @@
 
 import asyncio
 import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -224,6 +230,96 @@ def test_the_owner_learns_that_a_peer_is_gone(engines: tuple[TransferEngine, Tra
         address = visitor.address
     assert gone.wait(DEADLINE_S)
     assert [caller.address for caller in lost] == [address]
+
+
+def test_every_handler_learns_of_a_lost_peer_even_when_one_of_them_fails(
+    engines: tuple[TransferEngine, TransferEngine],
+) -> None:
+    gone = threading.Event()
+
+    def fail(caller: Caller) -> None:
+        raise LookupError(caller.address)
+
+    engines[1].on_peer_lost(fail)
+    engines[1].on_peer_lost(lambda caller: gone.set())
+    with TransferEngine() as visitor:
+        visitor.connect(engines[1].address)
+    assert gone.wait(DEADLINE_S)
+
+
+def test_a_new_peer_is_answered_while_a_notification_is_still_being_handled(
+    engines: tuple[TransferEngine, TransferEngine],
+) -> None:
+    here, there = engines
+    begun, release = threading.Event(), threading.Event()
+
+    def hold(body: bytes, caller: Caller) -> None:
+        begun.set()
+        release.wait(DEADLINE_S)
+
+    there.serve("hold", hold)
+    there.serve("who", lambda body, caller: caller.address.encode())
+    here.connect(there.address).notify("hold")
+    assert begun.wait(DEADLINE_S)
+    try:
+        with TransferEngine() as visitor:
+            answer = visitor.connect(there.address).call("who", timeout_s=2.0)
+            assert answer.decode() == visitor.address
+    finally:
+        release.set()
+
+
+FORKING = """
+import os, sys
+from mooncake_transfer import TransferConfig, TransferEngine
+engine = TransferEngine(TransferConfig(drivers=("tcp",)))
+engine.connect(sys.argv[1])
+if os.fork() == 0:
+    sys.stdin.read()
+    os._exit(0)
+print(engine.address, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_end_of_a_peer_is_noticed_while_a_forked_child_of_it_lives(
+    engines: tuple[TransferEngine, TransferEngine],
+) -> None:
+    gone = threading.Event()
+    engines[0].on_peer_lost(lambda caller: gone.set())
+    command = [sys.executable, "-c", FORKING, engines[0].address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
+        assert peer.stdin is not None
+        assert peer.stdout is not None
+        address = peer.stdout.readline().strip()
+        os.kill(peer.pid, signal.SIGKILL)
+        peer.wait()
+        assert gone.wait(DEADLINE_S)
+        with pytest.raises(PeerUnreachable, match="refused"):  # nobody holds its port either
+            engines[0].connect(address)
+        peer.stdin.close()  # ends the child
+
+
+def test_who_waits_for_another_threads_connection_waits_no_longer_than_it_said(
+    engines: tuple[TransferEngine, TransferEngine],
+) -> None:
+    waited_s: list[float] = []
+
+    def connect(address: str) -> None:
+        started_s = time.monotonic()
+        with pytest.raises(PeerUnreachable):
+            engines[0].connect(address, timeout_s=0.5)
+        waited_s.append(time.monotonic() - started_s)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        threads = [threading.Thread(target=connect, args=(address,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(waited_s) == 4
+    assert max(waited_s) < 1.5
 
 
 def test_nobody_at_the_address_is_an_error_that_names_it(

@@ -17,7 +17,6 @@ Handler = Callable[[bytes, Caller], bytes | None]
 LostHandler = Callable[[Caller], None]
 
 POLL_S = 1.0
-HELLO_WAIT_S = 5.0
 JOIN_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -31,7 +30,7 @@ class Dispatcher:
         self._handlers: dict[str, Handler] = {}
         self._lost_handlers: list[LostHandler] = []
         self._callers: dict[int, Caller] = {}
-        self._known = threading.Condition()
+        self._known = threading.Lock()
         self._stopping = False
         loops = [self._run_events] + [self._run_requests] * threads
         self._threads = [
@@ -88,10 +87,15 @@ class Dispatcher:
             raise ConfigError(f"this engine has no handler for {method!r}") from None
 
     def _caller(self, connection: int) -> Caller:
-        # The hello came before the request, but another thread takes it in.
+        # The hello came before the request, but the thread that takes it in may be busy with a notification.
         with self._known:
-            self._known.wait_for(lambda: connection in self._callers, HELLO_WAIT_S)
+            if connection not in self._callers:
+                self._learn(connection, self._channel.hello_of(connection))
             return self._callers[connection]
+
+    def _learn(self, connection: int, body: bytes) -> None:
+        hello = msgspec.msgpack.decode(body, type=_wire.Hello)
+        self._callers[connection] = Caller(connection, hello.address, hello.epoch)
 
     def _run_events(self) -> None:
         while not self._stopping:
@@ -106,14 +110,18 @@ class Dispatcher:
 
     def _take_event(self, kind: str, connection: int, method: str, body: bytes) -> None:
         if kind == "hello":
-            hello = msgspec.msgpack.decode(body, type=_wire.Hello)
             with self._known:
-                self._callers[connection] = Caller(connection, hello.address, hello.epoch)
-                self._known.notify_all()
+                self._learn(connection, body)
         elif kind == "notify":
             self._handler(method)(body, self._callers[connection])
         else:
             caller = self._callers.pop(connection, None)
             if caller is not None:
-                for handler in self._lost_handlers:
-                    handler(caller)
+                self._tell_lost(caller)
+
+    def _tell_lost(self, caller: Caller) -> None:
+        for handler in self._lost_handlers:
+            try:
+                handler(caller)
+            except Exception:  # nobody waits for it, and the other handlers must learn of it all the same
+                log.exception("a handler of lost peers failed for %s", caller.address)

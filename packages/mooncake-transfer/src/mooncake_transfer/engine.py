@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -213,14 +214,20 @@ class TransferEngine:
         host, port = split_address(address)
         with self._lock:
             address_lock = self._peer_locks.setdefault(address, threading.Lock())
-        with address_lock:
+        limit_s = self.config.connect_timeout_s if timeout_s is None else timeout_s
+        started_s = time.monotonic()
+        if not address_lock.acquire(timeout=min(max(limit_s, 0.0), threading.TIMEOUT_MAX)):
+            raise PeerUnreachable(f"{address} did not answer another thread of this process in {limit_s:g} s")
+        try:
             peer = self._peers.get(address)
             if peer is None or not peer.alive:
-                peer = self._peers[address] = self._connect(host, port, address, timeout_s)
+                left_s = limit_s - (time.monotonic() - started_s)
+                peer = self._peers[address] = self._connect(host, port, address, left_s)
             return peer
+        finally:
+            address_lock.release()
 
-    def _connect(self, host: str, port: int, address: str, timeout_s: float | None) -> Peer:
-        limit_s = self.config.connect_timeout_s if timeout_s is None else timeout_s
+    def _connect(self, host: str, port: int, address: str, limit_s: float) -> Peer:
         connection, body = self._channel.connect(host, port, limit_s)
         try:
             hello = msgspec.msgpack.decode(body, type=_wire.Hello)
