@@ -34,7 +34,7 @@ def peer() -> Iterator[PeerProcess]:
 
 @pytest.fixture
 def region_of_another_user() -> Iterator[Callable[..., bytes]]:
-    """Start a process of user ``uid`` that owns ``nbytes`` of 7s until the test ends; returns the descriptor."""
+    """Starts a process of user ``uid`` that owns ``nbytes`` of 7s until the test ends; gives the descriptor."""
     script = Path(__file__).with_name("process_of_another_user.py")
 
     with ExitStack() as stack:

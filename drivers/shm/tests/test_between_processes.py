@@ -84,7 +84,7 @@ def test_a_withdrawn_region_is_refused_with_that_reason(
         with pytest.raises(RegionRefused, match="deregistered"):
             engine.read(local, remote, [[0, 0, length]]).wait()
     # Whether the peer is asked again depends on who is first: this, or its notice that the region is gone.
-    with pytest.raises(RegionRefused, match="deregistered|not registered"):
+    with pytest.raises(RegionRefused, match=r"deregistered|not registered"):
         engine.read(local, engine.import_region(owned.descriptor), WHOLE).wait()
 
 
