@@ -24,8 +24,11 @@ const char* kind_name(Event::Kind kind) {
 }
 
 nb::object to_tuple(const Event& event) {
-  return nb::make_tuple(kind_name(event.kind), event.connection, event.request, event.method,
-                        to_bytes(event.body));
+  // Whatever bytes a peer sends as a method make a string: it then has no handler, and nothing else happens.
+  nb::object method = nb::steal(PyUnicode_DecodeUTF8(
+      event.method.data(), static_cast<Py_ssize_t>(event.method.size()), "backslashreplace"));
+  if (!method.is_valid()) throw nb::python_error();
+  return nb::make_tuple(kind_name(event.kind), event.connection, event.request, method, to_bytes(event.body));
 }
 
 // Handler threads are daemons of the Python side and check nothing but the queue, so Ctrl-C need not reach

@@ -152,5 +152,18 @@ def test_a_peer_that_never_quite_keeps_up_does_not_pile_up_what_it_has_read(
         assert resident_bytes() - before < 128 << 20
 
 
+def test_a_method_that_is_no_text_is_handed_out_as_text_all_the_same(pair: tuple[Channel, Channel]) -> None:
+    _, answerer = pair
+    hello, frames = struct.pack("<IBBHQ", 0, 1, 1, 0, 1), b""
+    for kind in (3, 6):  # a request and a notification
+        frames += struct.pack("<IBBHQ", 0, 1, kind, 2, 2) + b"\xff\xfe"
+    with socket.create_connection(("127.0.0.1", answerer.port)) as peer:
+        peer.sendall(hello + frames)
+        request = answerer.next_request(DEADLINE_S)
+        events = [answerer.next_event(DEADLINE_S) for _ in range(2)]
+    assert request is not None
+    assert [item[3] for item in (request, events[1]) if item is not None] == [r"\xff\xfe"] * 2
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
