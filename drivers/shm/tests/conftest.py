@@ -34,7 +34,7 @@ def peer() -> Iterator[PeerProcess]:
 
 @pytest.fixture
 def region_of_another_user() -> Iterator[Callable[..., bytes]]:
-    """Starts a process of user ``uid`` that owns ``nbytes`` of 7s; gives the descriptor. Ends with the test."""
+    """Start a process of a user that owns ``nbytes`` of 7s; return the descriptor. It ends with the test."""
     script = Path(__file__).with_name("process_of_another_user.py")
 
     with ExitStack() as stack:
