@@ -37,7 +37,8 @@ Status Endpoint::begin() {
   }
   auto& workers = shared_.workers;
   for (size_t i = 0; i < shared_.options.workers; ++i) workers.push_back(std::make_unique<Worker>());
-  listener_ = std::make_unique<Listener>(workers, shared_.options, nonce_, targets_, shared_.counters);
+  listener_ =
+      std::make_unique<Listener>(workers, shared_.options, nonce_, targets_, shared_.counters, sessions_);
   Status listening = listener_->open();
   if (!listening.ok()) return listening;
   shared_.own_hosts = interface_addresses();
@@ -95,8 +96,14 @@ Status Endpoint::connect(const void* blob, size_t length, mc_handle* connection)
   EndpointAddress address;
   Status status = decode_address(blob, length, &address);
   if (!status.ok()) return status;
+  uint64_t session = 0;
+  while (session == 0) {  // 0 means none
+    if (getrandom(&session, sizeof(session), 0) < 0 && errno != EINTR) {
+      return os_error("cannot get random bytes", errno);
+    }
+  }
   size_t first_worker = next_worker_.fetch_add(shared_.options.connections);
-  *connection = peers_.add(Peer::make(std::move(address), shared_, first_worker));
+  *connection = peers_.add(Peer::make(std::move(address), session, shared_, first_worker));
   return {};
 }
 

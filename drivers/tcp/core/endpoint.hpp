@@ -53,6 +53,7 @@ class Endpoint {
   static Status prepare(const mc_op& op, Lookup* lookup, Request* request);
 
   const unsigned fork_depth_ = fork_depth();
+  Sessions sessions_;  // before the workers, whose last connections leave it
   Surroundings shared_;
   Key nonce_{};
   std::string address_blob_;

@@ -14,7 +14,10 @@ void Incoming::begin(Descriptor socket) {
   set_deadline(now_ns() + options_.connect_timeout_ms * 1'000'000);
 }
 
-void Incoming::on_deadline() { close_socket(); }
+void Incoming::on_deadline() {
+  close_socket();
+  ended();
+}
 
 bool Incoming::may_read() const { return out_.size() < kMaxAnswers; }
 
@@ -33,20 +36,55 @@ bool Incoming::on_frame(const Header& header) {
 }
 
 bool Incoming::greet(const Header& header) {
-  if (turned_away_ || header.length != 0) return false;
-  Frame welcome;
-  welcome.header.op = static_cast<uint8_t>(Op::kWelcome);
-  if (same_key(header.key, nonce_)) {
+  if (said_hello_ || header.length != 0) return false;
+  said_hello_ = true;
+  if (!same_key(header.key, nonce_)) {
+    // Meant for another endpoint, which was at this port before. The deadline ends the connection if the peer
+    // does not; nothing it says counts any more.
+    welcome(MC_UNREACHABLE);
+    return true;
+  }
+  std::vector<std::shared_ptr<Incoming>> older;
+  if (header.session() != 0) {
+    if (!sessions_.enter(header, shared_from_this(), &older)) return false;
+    hello_ = header;
+  }
+  predecessors_ = older.size();
+  for (const auto& connection : older) connection->give_way_to(shared_from_this());
+  if (older.empty()) welcome(MC_OK);
+  return true;
+}
+
+void Incoming::welcome(mc_status status) {
+  if (status == MC_OK) {
     greeted_ = true;
     set_deadline(0);
-  } else {
-    // Meant for another endpoint, which was at this port before. The deadline ends the connection if the peer
-    // does not.
-    welcome.header.status = MC_UNREACHABLE;
-    turned_away_ = true;
   }
-  out_.push_back(std::move(welcome));
-  return true;
+  Frame frame;
+  frame.header.op = static_cast<uint8_t>(Op::kWelcome);
+  frame.header.status = status;
+  out_.push_back(std::move(frame));
+}
+
+// Each connection is closed by its own worker: only there it is certain that no bytes are being applied. What
+// the socket still holds goes with it.
+void Incoming::give_way_to(std::shared_ptr<Incoming> successor) {
+  worker_.post([this, keep = shared_from_this(), successor = std::move(successor)] {
+    close_socket();
+    ended();
+    successor->worker_.post([successor] { successor->predecessor_closed(); });
+  });
+}
+
+void Incoming::predecessor_closed() {
+  if (--predecessors_ != 0 || !is_open()) return;
+  welcome(MC_OK);
+  settle();
+}
+
+void Incoming::ended() {
+  write_use_.release();
+  if (hello_.session() != 0) sessions_.leave(hello_, this);
 }
 
 void Incoming::begin_write(const Header& header) {
@@ -114,9 +152,9 @@ void Incoming::on_abort(const Region& region) {
 
 void Incoming::on_stop() {
   close_socket();
-  write_use_.release();
+  ended();
 }
 
-void Incoming::on_broken(const Status&) { write_use_.release(); }
+void Incoming::on_broken(const Status&) { ended(); }
 
 }  // namespace mooncake_tcp

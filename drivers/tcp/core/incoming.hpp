@@ -2,17 +2,27 @@
 #pragma once
 
 #include "completions.hpp"
+#include "sessions.hpp"
 #include "stream.hpp"
 
 namespace mooncake_tcp {
 
 class Incoming final : public Stream, public std::enable_shared_from_this<Incoming> {
  public:
-  Incoming(Worker& worker, const Options& options, const Key& nonce, RegionTable& regions, Counters& counters)
-      : Stream(worker), options_(options), nonce_(nonce), regions_(regions), counters_(counters) {}
+  Incoming(Worker& worker, const Options& options, const Key& nonce, RegionTable& regions, Counters& counters,
+           Sessions& sessions)
+      : Stream(worker),
+        options_(options),
+        nonce_(nonce),
+        regions_(regions),
+        counters_(counters),
+        sessions_(sessions) {}
 
   // On the worker's thread. The peer has the connect timeout to introduce itself.
   void begin(Descriptor socket);
+
+  // From any thread: close, then tell `successor`, which waits for it.
+  void give_way_to(std::shared_ptr<Incoming> successor);
 
   void on_deadline() override;
   void on_revoked() override;
@@ -26,6 +36,10 @@ class Incoming final : public Stream, public std::enable_shared_from_this<Incomi
   void on_broken(const Status& status) override;
 
   bool greet(const Header& header);
+  void welcome(mc_status status);
+  void predecessor_closed();
+  // Nothing of the connection is applied any more.
+  void ended();
   void begin_write(const Header& header);
   void answer_read(const Header& header);
   void answer(Op op, const Header& request, Refusal refusal);
@@ -34,9 +48,12 @@ class Incoming final : public Stream, public std::enable_shared_from_this<Incomi
   const Key& nonce_;
   RegionTable& regions_;
   Counters& counters_;
-  bool greeted_ = false;
-  bool turned_away_ = false;  // told that it meant another endpoint; nothing it says counts any more
-  Header writing_;            // request whose payload is being received
+  Sessions& sessions_;
+  Header hello_;
+  size_t predecessors_ = 0;  // of the same lane, which close before this one is welcome
+  bool said_hello_ = false;
+  bool greeted_ = false;  // and was told that it is welcome
+  Header writing_;        // request whose payload is being received
   Refusal write_refusal_ = Refusal::kNone;
   RegionUse write_use_;
 };

@@ -73,7 +73,7 @@ void Listener::on_events(uint32_t) {
     bool known = getsockname(socket.get(), own.raw(), &own.length) == 0;
     tune_socket(socket.get(), options_, known && own.same_host_as(peer));
     Worker& worker = *workers_[next_worker_++ % workers_.size()];
-    auto incoming = std::make_shared<Incoming>(worker, options_, nonce_, regions_, counters_);
+    auto incoming = std::make_shared<Incoming>(worker, options_, nonce_, regions_, counters_, sessions_);
     auto handed_over = std::make_shared<Descriptor>(std::move(socket));
     worker.post([incoming, handed_over] { incoming->begin(std::move(*handed_over)); });
   }

@@ -14,8 +14,13 @@ namespace mooncake_tcp {
 class Listener final : public Watched {
  public:
   Listener(std::vector<std::unique_ptr<Worker>>& workers, const Options& options, const Key& nonce,
-           RegionTable& regions, Counters& counters)
-      : workers_(workers), options_(options), nonce_(nonce), regions_(regions), counters_(counters) {}
+           RegionTable& regions, Counters& counters, Sessions& sessions)
+      : workers_(workers),
+        options_(options),
+        nonce_(nonce),
+        regions_(regions),
+        counters_(counters),
+        sessions_(sessions) {}
 
   // Takes the first free port of the range.
   Status open();
@@ -35,6 +40,7 @@ class Listener final : public Watched {
   const Key& nonce_;
   RegionTable& regions_;
   Counters& counters_;
+  Sessions& sessions_;
   Descriptor socket_;
   SocketAddress bound_;
   uint64_t token_ = 0;

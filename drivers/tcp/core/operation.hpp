@@ -36,6 +36,7 @@ struct Operation {
   uint64_t moved = 0;      // bytes of slices that succeeded
   uint32_t in_flight = 0;  // slices that connections have
   Status failure;          // the first one
+  uint64_t order = 0;      // counts the operations of the peer
 
   std::atomic<bool> dropped{false};  // connections shall give its slices back at once
 };

@@ -97,6 +97,9 @@ void Outgoing::on_connected() {
   Frame hello;
   hello.header.op = static_cast<uint8_t>(Op::kHello);
   hello.header.key = peer_.address().nonce;
+  hello.header.region_id = peer_.session();
+  hello.header.flags = static_cast<uint16_t>(index_);
+  hello.header.remote_offset = ++generation_;
   out_.push_back(std::move(hello));
   settle();
 }
@@ -121,6 +124,7 @@ bool Outgoing::on_welcome(const Header& header) {
   next_seq_ = 1;
   set_deadline(0);
   peer_.surroundings().counters.connections.fetch_add(1, std::memory_order_relaxed);
+  peer_.welcomed(index_);
   return true;
 }
 
@@ -137,7 +141,7 @@ void Outgoing::pull() {
       std::max(peer_.surroundings().options.window_bytes, peer_.surroundings().options.slice_bytes);
   if (!out_.empty() || load() >= window || in_flight_.size() >= kMaxInFlight) return;
   pulled_.clear();
-  peer_.take(window - load(), kMaxInFlight - in_flight_.size(), &pulled_);
+  peer_.take(index_, window - load(), kMaxInFlight - in_flight_.size(), &pulled_);
   for (Slice& slice : pulled_) request(std::move(slice));
   pulled_.clear();
 }
@@ -196,7 +200,10 @@ void Outgoing::finish_front(const Status& status) {
   Request request = std::move(in_flight_.front());
   in_flight_.pop_front();
   in_flight_bytes_.fetch_sub(request.slice.length, std::memory_order_relaxed);
-  if (!request.slice.operation) return;
+  if (!request.slice.operation) {
+    if (request.opcode == MC_WRITE) peer_.dropped_write_answered(index_);
+    return;
+  }
   if (status.ok()) {
     peer_.slice_done(request.slice);
   } else {
@@ -218,6 +225,7 @@ void Outgoing::sweep() {
 void Outgoing::drop_slice(size_t position) {
   Slice slice = std::move(in_flight_[position].slice);
   uint64_t seq = in_flight_[position].seq;
+  bool late = in_flight_[position].opcode == MC_WRITE;  // bytes of it may reach the target's memory yet
   in_flight_[position].slice = {nullptr, nullptr, 0, slice.length};
   auto frame =
       std::find_if(out_.begin(), out_.end(), [seq](const Frame& queued) { return queued.header.seq == seq; });
@@ -225,11 +233,13 @@ void Outgoing::drop_slice(size_t position) {
     out_.erase(frame);
     in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(position));
     in_flight_bytes_.fetch_sub(slice.length, std::memory_order_relaxed);
+    late = false;
   } else if (frame != out_.end()) {
     frame->filler = true;
   } else if (position == 0 && receiving_payload()) {
     divert_payload();
   }
+  if (late) peer_.write_dropped(index_);  // before the completion is out, after which a new write may come
   peer_.slice_failed(slice, {MC_CANCELLED, "cancelled"});
 }
 
@@ -256,6 +266,9 @@ void Outgoing::on_broken(const Status& status) {
   }
   state_ = State::kIdle;
   peer_.surroundings().counters.connections.fetch_sub(1, std::memory_order_relaxed);
+  bool writes = std::any_of(in_flight_.begin(), in_flight_.end(),
+                            [](const Request& request) { return request.opcode == MC_WRITE; });
+  if (writes) peer_.writes_lost(index_);  // before their completions are out
   Status ended{status.code, label_ + ": " + status.reason};
   fail_in_flight(ended);
   peer_.lost(index_, ended, true);

@@ -71,6 +71,7 @@ class Outgoing final : public Stream {
   uint64_t next_seq_ = 1;
   std::vector<Slice> pulled_;
   size_t next_host_ = 0;
+  uint64_t generation_ = 0;  // counts the attempts, each of which takes the place of the ones before
   uint64_t connect_deadline_ns_ = 0;
   std::string failures_;  // of the hosts tried so far
   std::string label_;     // host:port of the current attempt

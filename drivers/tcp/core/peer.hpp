@@ -30,7 +30,8 @@ struct Surroundings {
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
   // `first_worker` spreads the connections of different peers over the workers.
-  static std::shared_ptr<Peer> make(EndpointAddress address, Surroundings& surroundings, size_t first_worker);
+  static std::shared_ptr<Peer> make(EndpointAddress address, uint64_t session, Surroundings& surroundings,
+                                    size_t first_worker);
   ~Peer();
 
   void submit(std::vector<std::shared_ptr<Operation>> operations);
@@ -40,11 +41,18 @@ class Peer : public std::enable_shared_from_this<Peer> {
 
   // ---- for its connections, on their workers' threads
   const EndpointAddress& address() const { return address_; }
+  uint64_t session() const { return session_; }
   Surroundings& surroundings() const { return surroundings_; }
-  // Appends slices of at most `room` bytes and `count` in number, the connection's fair share of what waits.
-  void take(uint64_t room, size_t count, std::vector<Slice>* slices);
+  // Appends slices of at most `room` bytes and `count` in number, the fair share of connection `index` of
+  // what waits. No writes while another connection is fenced.
+  void take(size_t index, uint64_t room, size_t count, std::vector<Slice>* slices);
   void slice_done(const Slice& slice);
   void slice_failed(const Slice& slice, const Status& status);
+  // What fences a connection, see Lane. Each comes before slice_failed() of the slices.
+  void write_dropped(size_t index);
+  void dropped_write_answered(size_t index);
+  void writes_lost(size_t index);
+  void welcomed(size_t index);
   // Connection `index` ended. `was_ready`: it had worked; otherwise it could not be set up.
   void lost(size_t index, const Status& status, bool was_ready);
 
@@ -54,21 +62,42 @@ class Peer : public std::enable_shared_from_this<Peer> {
     std::unique_ptr<Outgoing> connection;
     bool engaged = false;      // up, or being set up: it will take what waits, or report lost()
     uint64_t retry_at_ns = 0;  // after a failure others are preferred until then
+    // The fence: bytes of writes that were reported as cancelled or failed may reach the target yet, and must
+    // not land on those of a later write. Later ones of the same connection come behind them; those of other
+    // connections wait.
+    size_t dropped_writes = 0;  // cancelled and not answered
+    bool writes_lost = false;  // unanswered when it broke; the next welcome says that nothing is left of them
+
+    bool fenced() const { return dropped_writes != 0 || writes_lost; }
+  };
+  // Operations with bytes that no connection has. Those that ended while they waited linger, but are never
+  // more than the others.
+  struct Queue {
+    std::deque<std::shared_ptr<Operation>> operations;
+    size_t ended = 0;
+
+    void tidy();
   };
 
-  Peer(EndpointAddress address, Surroundings& surroundings);
+  Peer(EndpointAddress address, uint64_t session, Surroundings& surroundings);
 
   std::vector<Outgoing*> engage_for_waiting();
   std::vector<Outgoing*> engaged() const;
   void withdraw(Operation& operation, const Status& status);
   void settle(const std::shared_ptr<Operation>& operation);
-  void fail_waiting(const Status& status);
+  void fail_waiting(Queue& queue, const Status& status);
+  bool idle() const { return reads_.operations.empty() && writes_.operations.empty(); }
+  bool may_write(size_t index) const;
+  Queue* next_queue(bool may_write);
+  void wake_for_waiting();
 
   const EndpointAddress address_;
+  const uint64_t session_;  // random: tells the peer which connections are of the same initiator
   Surroundings& surroundings_;
   std::vector<Lane> lanes_;
   std::mutex mutex_;  // everything below, and the lanes' fields other than `connection`
-  std::deque<std::shared_ptr<Operation>> waiting_;  // with bytes no connection has; ended ones may linger
+  Queue reads_, writes_;
+  uint64_t next_order_ = 0;
   uint64_t waiting_bytes_ = 0;
   std::unordered_multimap<uint64_t, std::shared_ptr<Operation>> live_;  // by cookie
 };

@@ -20,7 +20,7 @@ constexpr uint8_t kVersion = 1;
 constexpr uint64_t kMaxPayload = 1ull << 30;
 
 enum class Op : uint8_t {
-  kHello = 1,      // initiator: `key` is the nonce of the endpoint it means to reach
+  kHello = 1,      // initiator: `key` is the nonce of the endpoint it means to reach; session, see Header
   kWelcome = 2,    // target: `status` MC_OK, or MC_UNREACHABLE when the nonce is another's
   kWrite = 3,      // initiator: header, then `length` bytes for the region
   kWriteDone = 4,  // target: the bytes are in its memory, or `status` and `flags` say why not
@@ -65,6 +65,11 @@ struct Header {
   uint64_t length = 0;
   int32_t status = MC_OK;
   uint32_t reserved = 0;
+
+  // Of a HELLO: which of the initiator's connections this is. Session 0: one of none, which replaces nothing.
+  uint64_t session() const { return region_id; }
+  uint16_t lane() const { return flags; }
+  uint64_t generation() const { return remote_offset; }
 
   bool well_formed() const {
     return magic == kMagic && version == kVersion && reserved == 0 && length <= kMaxPayload &&
