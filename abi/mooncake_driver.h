@@ -7,7 +7,7 @@
  * opaque and never 0.
  *
  * Rules that hold for every function
- *  - It returns an mc_status and writes its outputs only when that is MC_OK.
+ *  - It returns an mc_status and writes its outputs only when that is MC_OK (submit: also when MC_AGAIN).
  *  - It may be called from any thread, also at the same time as others on the same endpoint, except that a
  * handle is never used during or after the call that gives it back.
  *  - It never blocks on a peer. What needs a round trip (connecting, checking a key) starts in the
@@ -152,7 +152,8 @@ struct mc_driver_v1 {
 
   mc_status (*register_memory)(mc_handle endpoint, const mc_memory* memory, mc_handle* registered);
   /* Refuses new operations on it at once, then waits until no peer touches it any more, at most until the
-   * deadline (MC_TIMEOUT: it stays revoked and the caller may call again). */
+   * deadline (MC_TIMEOUT: it stays revoked and the caller may call again). The engine has none of its own
+   * operations on it then. */
   mc_status (*deregister_memory)(mc_handle endpoint, mc_handle registered, uint64_t deadline_ns);
   /* What a peer's import_key needs beside the region id and access key, which travel with it. May be empty.
    */

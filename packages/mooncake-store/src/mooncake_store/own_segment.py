@@ -99,4 +99,5 @@ class OwnSegment:
             region.close(timeout_s)
 
     def _allocate(self) -> Region:
-        return self._engine.allocate(self._nbytes, name="store-segment")
+        # Backed now: a machine without the memory is refused here, not killed at some later put.
+        return self._engine.allocate(self._nbytes, name="store-segment", prefault=True)
