@@ -44,10 +44,11 @@ typedef enum mc_status {
   MC_INVALID = 2,     /* an argument is wrong: the caller's mistake */
   MC_UNSUPPORTED = 3, /* this driver cannot do it; another one may */
   MC_NO_MEMORY = 4,
-  MC_UNREACHABLE =
-      5, /* the peer does not answer or has gone away; the operation may or may not have been applied */
-  MC_REFUSED = 6, /* the target refused: unknown region, wrong key, or outside the region */
-  MC_CANCELLED = 7,
+  MC_UNREACHABLE = 5, /* the peer does not answer or has gone away; the operation may or may not have been
+                         applied, but as for MC_CANCELLED: never after a later one */
+  MC_REFUSED = 6,     /* the target refused: unknown region, wrong key, or outside the region */
+  MC_CANCELLED = 7,   /* bytes of a write may land late: the driver orders or fences them, so that none lands
+                         after a later write of the same connection was reported as MC_OK */
   MC_TIMEOUT = 8,
   MC_IO = 9,     /* the operating system or the device reported an error */
   MC_CLOSED = 10 /* the endpoint or connection is closed on this side */
