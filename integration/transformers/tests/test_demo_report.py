@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,20 @@ def test_the_json_has_a_record_for_each_request_and_the_versions(tmp_path: Path)
     assert set(found["summary"]) >= {"cold_ttft_s", "warm_ttft_s", "hit_ratio", "tokens_equal"}
     assert found["requests"][1]["gb_per_s"] == 4.0
     assert found["versions"]["mooncake-transformers"]
+
+
+def test_the_versions_leave_out_a_driver_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if name == "mooncake-driver-shm":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    versions = report_of(answer(), answer()).versions
+    assert "mooncake-driver-shm" not in versions
+    assert versions["mooncake-transformers"]
 
 
 def test_the_table_is_whole_in_a_log_that_is_no_terminal() -> None:

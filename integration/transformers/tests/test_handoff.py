@@ -68,6 +68,13 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.005)
 
 
+def prompt_tokens(worker: Worker) -> float:
+    """Prompt tokens it has prefilled so far."""
+    lines = TestClient(worker.url).get("/metrics").body.splitlines()
+    (value,) = [line.split()[1] for line in lines if line.startswith("mooncake_worker_prompt_tokens_total ")]
+    return float(value)
+
+
 def all_free(worker: Worker) -> None:
     wait_until(lambda: worker.pool.free_count == worker.pool.block_count, "every block is free")
 
@@ -174,6 +181,43 @@ def test_a_decode_worker_with_another_model_is_refused(prefill: Worker, tmp_path
         reply = TestClient(stranger.url).post(CHAT, {**BODY, "kv_transfer_params": params})
     assert (reply.status, reply.error_code) == (503, "kv_transfer_failed")
     assert "another model" in reply.body["error"]["message"]
+
+
+def test_what_is_released_is_freed_at_once_and_can_no_longer_be_fetched(
+    prefill: Worker, decode: Worker
+) -> None:
+    all_free(prefill)
+    params = prefilled(prefill, "released")["kv_transfer_params"]
+    assert prefill.pool.free_count < prefill.pool.block_count
+    client = TestClient(prefill.url)
+    assert client.post("/kv/release", {"transfer_id": "released"}).body == {"released": True}
+    assert prefill.pool.free_count == prefill.pool.block_count
+    assert client.post("/kv/release", {"transfer_id": "released"}).body == {"released": False}
+    reply = TestClient(decode.url).post(CHAT, {**BODY, "kv_transfer_params": params})
+    assert (reply.status, reply.error_code) == (503, "kv_transfer_failed")
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", {}, {"transfer_id": None}, {"transfer_id": 7}, {"transfer_id": ""}]
+)
+def test_a_malformed_release_is_refused(prefill: Worker, body: object) -> None:
+    reply = TestClient(prefill.url).post("/kv/release", body)
+    assert (reply.status, reply.error_code) == (400, "malformed_request")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"n": 2}, {"best_of": 2}, {"logprobs": True}, {"tools": [{"type": "function"}]}, {"stop": ["x"] * 17}],
+)
+def test_what_cannot_be_served_is_refused_before_anything_is_prefilled(
+    prefill: Worker, fields: dict[str, Any]
+) -> None:
+    before = prompt_tokens(prefill)
+    wanted = {**WANTED, "transfer_id": "never"}
+    reply = TestClient(prefill.url).post(CHAT, {**BODY, "kv_transfer_params": wanted, **fields})
+    (field,) = fields
+    assert (reply.status, reply.body["error"]["param"]) == (400, field)
+    assert prompt_tokens(prefill) == before
 
 
 def test_what_nobody_fetches_is_freed_at_its_deadline(tiny_folder: Path, decode: Worker) -> None:

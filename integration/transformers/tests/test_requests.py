@@ -76,6 +76,22 @@ def test_a_malformed_body_is_refused_with_the_field_at_fault(body: bytes, param:
         ("presence_penalty", 0.5, 0),
         ("logit_bias", {"5": 1}, {}),
         ("top_k", 40, -1),
+        ("best_of", 2, 1),
+        ("tool_choice", "required", "auto"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}, "none"),
+        ("functions", [{"name": "f"}], []),
+        ("function_call", {"name": "f"}, "auto"),
+        ("top_logprobs", 3, 0),
+        ("reasoning_effort", "high", "none"),
+        ("audio", {"voice": "a"}, None),
+        ("modalities", ["text", "audio"], ["text"]),
+        ("min_tokens", 5, 0),
+        ("stop_token_ids", [7], []),
+        ("guided_json", {"type": "object"}, None),
+        ("guided_regex", "a+", None),
+        ("guided_choice", ["a", "b"], None),
+        ("guided_grammar", "root ::= x", None),
+        ("frequency_penalty", -1, 0.0),
     ],
 )
 def test_a_parameter_that_cannot_be_honoured_is_refused_unless_it_asks_for_nothing(
@@ -86,6 +102,45 @@ def test_a_parameter_that_cannot_be_honoured_is_refused_unless_it_asks_for_nothi
     with pytest.raises(UnsupportedParameter) as refused:
         chat(**{field: value})
     assert refused.value.param == field
+
+
+OPTIONAL = (
+    "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed", "stop", "ignore_eos",
+    "return_token_ids", "kv_transfer_params", "add_generation_prompt", "chat_template_kwargs", "model",
+)  # fmt: skip
+
+
+def test_null_in_any_optional_field_is_as_if_it_were_absent() -> None:
+    assert chat(**dict.fromkeys(OPTIONAL)) == chat(model=None)
+    assert (
+        chat(stream_options={"include_usage": None}).stream_options == chat(stream_options={}).stream_options
+    )
+    params = dict.fromkeys(
+        ("do_remote_decode", "do_remote_prefill", "transfer_id", "remote_host", "remote_port")
+    )
+    assert chat(kv_transfer_params=params).kv_transfer_params == KVTransferParams()
+
+
+@pytest.mark.parametrize("field", ["tool_calls", "function_call", "audio"])
+def test_a_message_that_calls_a_tool_is_refused(tiny: CausalModel, field: str) -> None:
+    message = {"role": "assistant", "content": "I call."}
+    assert planner(tiny).tokens(chat(messages=[{**message, field: None}]))
+    with pytest.raises(UnsupportedParameter) as refused:
+        planner(tiny).tokens(chat(messages=[{**message, field: [{"id": "1"}]}]))
+    assert refused.value.param == f"messages[0].{field}"
+
+
+def test_only_the_roles_of_the_api_are_taken(tiny: CausalModel) -> None:
+    for role in ("system", "developer", "user", "assistant", "tool", "function"):
+        assert planner(tiny).tokens(chat(messages=[{"role": role, "content": "hi"}]))
+    with pytest.raises(MalformedRequest, match=r"role 'wizard'.*developer") as refused:
+        planner(tiny).tokens(chat(messages=[{"role": "wizard", "content": "hi"}]))
+    assert refused.value.param == "messages[0].role"
+
+
+def test_a_message_without_content_is_malformed(tiny: CausalModel) -> None:
+    with pytest.raises(MalformedRequest, match="no content"):
+        planner(tiny).tokens(chat(messages=[{"role": "user"}]))
 
 
 def test_unknown_fields_of_clients_are_let_through() -> None:
@@ -114,11 +169,16 @@ def test_text_parts_of_a_message_are_joined_and_other_parts_refused(tiny: Causal
         planner(tiny).tokens(chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]))
 
 
-def test_messages_that_the_template_refuses_are_malformed(tiny: CausalModel) -> None:
-    for messages in ([], [{"role": "wizard", "content": "hi"}]):
-        with pytest.raises(MalformedRequest) as refused:
-            planner(tiny).plan(chat(messages=messages))
-        assert refused.value.param == "messages"
+def test_no_messages_and_messages_that_the_template_refuses_are_malformed(
+    tiny: CausalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MalformedRequest, match="empty") as refused:
+        planner(tiny).plan(chat(messages=[]))
+    assert refused.value.param == "messages"
+    monkeypatch.setattr(tiny.tokenizer._tokenizer, "chat_template", "{{ raise_exception('not like this') }}")
+    with pytest.raises(MalformedRequest, match="not like this") as refused:
+        planner(tiny).plan(chat())
+    assert refused.value.param == "messages"
 
 
 def test_tokenize_gives_what_a_chat_is_prefilled_with(tiny: CausalModel) -> None:

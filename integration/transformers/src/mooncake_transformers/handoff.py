@@ -111,6 +111,14 @@ class HandoffTable:
             self._held[transfer_id] = _Held(offer)
         self._call_later(self._deadline_s, lambda: self._expire(transfer_id, offer))
 
+    def release(self, transfer_id: str) -> bool:
+        """Forget what is held under ``transfer_id``, which nobody will fetch, and free its blocks at once.
+        Returns whether it was held.
+
+        A decode worker that reads it right now learns from ``kv.close`` that its bytes cannot be trusted.
+        """
+        return self._forget(transfer_id)
+
     def drop_all(self) -> None:
         """Forget everything held."""
         with self._lock:

@@ -15,6 +15,7 @@ __all__ = [
     "GenerateRequest",
     "KVTransferParams",
     "Message",
+    "ReleaseRequest",
     "TokenizeRequest",
     "decode_request",
     "prompt_of",
@@ -23,6 +24,7 @@ __all__ = [
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 MAX_STOP_STRINGS = 16
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 class StreamOptions(msgspec.Struct):
@@ -62,10 +64,15 @@ class Message(msgspec.Struct):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    tool_call_id: str | None = None
+    # Known to the API and not served: a template would need the tools too.
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+    audio: Any = None
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
-    """What completions and chat completions have in common."""
+    """What completions and chat completions have in common; see _UNSUPPORTED for what is refused."""
 
     model: str | None = None
     stream: bool = False
@@ -79,24 +86,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
     return_token_ids: bool = False
     kv_transfer_params: KVTransferParams | None = None
-    # Known to the API and not served: see _UNSUPPORTED.
-    n: int | None = None
-    best_of: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    logprobs: int | bool | None = None
-    top_logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logit_bias: dict[str, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
-    modalities: list[str] | None = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -126,7 +115,6 @@ class ChatRequest(GenerateRequest, kw_only=True):
     messages: list[Message]
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
-    continue_final_message: bool | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -139,11 +127,26 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     messages: list[Message] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
-    continue_final_message: bool | None = None
-    tools: list[Any] | None = None
 
 
-# Values that ask for nothing special, per field; any other is refused.
+class ReleaseRequest(msgspec.Struct):
+    """Body of ``/kv/release``: the transfer that nobody will fetch."""
+
+    transfer_id: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+# Fields that would change a prompt's tokens, and the values that ask for nothing; any other is refused.
+_UNSUPPORTED_IN_PROMPTS: dict[str, tuple[object, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "documents": ([],),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "truncate_prompt_tokens": (),
+}
+# The same for fields that would change the answer.
 _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -158,33 +161,67 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "repetition_penalty": (1,),
     "top_k": (-1, 0),
     "min_p": (0,),
-    "tools": ([],),
-    "functions": ([],),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "include_stop_str_in_output": (False,),
     "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json_object": (False,),
     "modalities": (["text"],),
-    "continue_final_message": (False,),
+    "audio": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+_UNSUPPORTED_PER_KIND: dict[type, dict[str, tuple[object, ...]]] = {
+    CompletionRequest: _UNSUPPORTED_IN_PROMPTS | _UNSUPPORTED,
+    ChatRequest: _UNSUPPORTED_IN_PROMPTS | _UNSUPPORTED,
+    TokenizeRequest: _UNSUPPORTED_IN_PROMPTS,
+    ReleaseRequest: {},
 }
 
-_RequestT = TypeVar("_RequestT", CompletionRequest, ChatRequest, TokenizeRequest)
+_RequestT = TypeVar("_RequestT", CompletionRequest, ChatRequest, TokenizeRequest, ReleaseRequest)
 
 
 def decode_request(body: bytes, kind: type[_RequestT]) -> _RequestT:
-    """Read a body. Raises MalformedRequest or UnsupportedParameter, naming the field."""
+    """Read a body; a field that is null counts as absent. Raises MalformedRequest or UnsupportedParameter,
+    naming the field.
+    """
     try:
-        request = msgspec.json.decode(body, type=kind)
+        fields = _without_nulls(msgspec.json.decode(body))
+        request = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise MalformedRequest(
             f"the request body is not valid: {error}", param=_field_in(str(error))
         ) from error
     except msgspec.DecodeError as error:
         raise MalformedRequest(f"the request body is not JSON: {error}") from error
-    for name, harmless in _UNSUPPORTED.items():
-        value = getattr(request, name, None)
+    for name, harmless in _UNSUPPORTED_PER_KIND[kind].items():
+        value = fields.get(name)
         if value is not None and value not in harmless:
             raise UnsupportedParameter(
                 f"{name}={value!r} is not supported by this worker; leave it out", param=name
             )
     return request
+
+
+def _without_nulls(body: Any) -> Any:
+    """``body`` without the fields that are null, also in the objects of our own one level below."""
+    if not isinstance(body, dict):
+        return body
+    fields = {name: value for name, value in body.items() if value is not None}
+    for name in ("stream_options", "kv_transfer_params"):
+        if isinstance(inner := fields.get(name), dict):
+            fields[name] = {key: value for key, value in inner.items() if value is not None}
+    return fields
 
 
 def prompt_of(request: CompletionRequest) -> str | list[int]:
@@ -211,7 +248,22 @@ def template_messages(messages: list[Message]) -> list[dict[str, object]]:
 
 
 def _template_message(number: int, message: Message) -> dict[str, object]:
+    if message.role not in ROLES:
+        raise MalformedRequest(
+            f"message {number} has the role {message.role!r}; use one of {', '.join(ROLES)}",
+            param=f"messages[{number}].role",
+        )
+    for name in ("tool_calls", "function_call", "audio"):
+        if getattr(message, name):
+            raise UnsupportedParameter(
+                f"message {number} has {name}, which is not supported by this worker; leave it out",
+                param=f"messages[{number}].{name}",
+            )
     content = message.content
+    if content is None:
+        raise MalformedRequest(
+            f"message {number} has no content; give it a text", param=f"messages[{number}].content"
+        )
     if isinstance(content, list):
         for part in content:
             if part.type != "text" or part.text is None:
@@ -220,9 +272,10 @@ def _template_message(number: int, message: Message) -> dict[str, object]:
                     param=f"messages[{number}].content",
                 )
         content = "".join(part.text or "" for part in content)
-    made: dict[str, object] = {"role": message.role, "content": content or ""}
-    if message.name is not None:
-        made["name"] = message.name
+    made: dict[str, object] = {"role": message.role, "content": content}
+    for name in ("name", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            made[name] = value
     return made
 
 

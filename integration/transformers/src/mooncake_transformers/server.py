@@ -24,7 +24,13 @@ from mooncake_transformers.connection import ClientGone, EventStream, unless_gon
 from mooncake_transformers.generation import Generation, GenerationService, Report
 from mooncake_transformers.metrics import WorkerMetrics
 from mooncake_transformers.planning import Planner
-from mooncake_transformers.requests import ChatRequest, CompletionRequest, TokenizeRequest, decode_request
+from mooncake_transformers.requests import (
+    ChatRequest,
+    CompletionRequest,
+    ReleaseRequest,
+    TokenizeRequest,
+    decode_request,
+)
 from mooncake_transformers.responses import DONE, Shape, error_body, server_sent
 
 __all__ = ["WorkerState", "build_app"]
@@ -54,6 +60,9 @@ class WorkerState(Protocol):
     def transfer_params(self, transfer_id: str) -> dict[str, object]:
         """What a decode worker needs to fetch the transfer: ``kv_transfer_params`` of a prefill's answer."""
 
+    def release(self, transfer_id: str) -> bool:
+        """Free a prompt that is held for a decode worker; whether it was held."""
+
 
 def build_app(worker: WorkerState) -> Starlette:
     """The ASGI application of one worker."""
@@ -65,6 +74,7 @@ def build_app(worker: WorkerState) -> Starlette:
             Route("/metrics", api.metrics),
             Route("/v1/models", api.models),
             Route("/tokenize", api.counted("tokenize", api.tokenize), methods=["POST"]),
+            Route("/kv/release", api.counted("release", api.release), methods=["POST"]),
             Route("/v1/completions", api.counted("completions", api.complete), methods=["POST"]),
             Route("/v1/chat/completions", api.counted("chat", api.chat), methods=["POST"]),
         ],
@@ -104,6 +114,10 @@ class _Api:
         self._planner.check_model(body.model)
         tokens = await asyncio.to_thread(self._planner.tokens, body)
         return _json({"tokens": tokens, "count": len(tokens), "max_model_len": self._planner.max_model_len})
+
+    async def release(self, request: Request) -> Response:
+        body = decode_request(await request.body(), ReleaseRequest)
+        return _json({"released": self._worker.release(body.transfer_id)})
 
     async def complete(self, request: Request) -> Response:
         return await self._generate(request, decode_request(await request.body(), CompletionRequest))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -18,11 +19,12 @@ import uvicorn
 from mooncake_conductor.publisher import KVEventPublisher
 from mooncake_store import Store, keys
 from mooncake_transfer import TransferConfig, TransferEngine
-from mooncake_transformers._errors import PortTaken
+from mooncake_transformers._errors import ConfigError, PortTaken
 from mooncake_transformers.blocks import BlockWaiters
 from mooncake_transformers.config import WorkerConfig
 from mooncake_transformers.generation import GenerationParts, GenerationService
 from mooncake_transformers.handoff import HandoffClient, HandoffTable
+from mooncake_transformers.kv_layout import KVLayout
 from mooncake_transformers.kv_pool import KVPool
 from mooncake_transformers.metrics import WorkerMetrics
 from mooncake_transformers.model import load_model
@@ -62,6 +64,7 @@ class Worker:
         self._server: uvicorn.Server | None = None
         self._stopping = False
         self._service: GenerationService | None = None
+        self._handoffs: HandoffTable | None = None
         with ExitStack() as stack:
             self._socket = stack.enter_context(contextlib.closing(_listen(config.host, config.port)))
             self.url = f"http://{_bracketed(self._known_host)}:{self._socket.getsockname()[1]}"
@@ -74,6 +77,7 @@ class Worker:
         torch.set_num_threads(config.thread_count)
         self.model = load_model(config)
         layout = self.model.layout(config.block_tokens)
+        _check_blocks(config, layout, self.model.context_tokens)
         transfer_config = TransferConfig(
             host=config.host, advertise_host=config.advertise_host, drivers=config.drivers
         )
@@ -157,6 +161,11 @@ class Worker:
             "remote_port": int(port),
         }
 
+    def release(self, transfer_id: str) -> bool:
+        """Free a prompt that is held for a decode worker; whether it was held. Only while ``serve`` runs."""
+        assert self._handoffs is not None, "the worker does not serve yet"
+        return self._handoffs.release(transfer_id)
+
     # ---- life
 
     async def serve(self, on_ready: Callable[[], None] = lambda: None, *, signals: bool = True) -> None:
@@ -197,7 +206,7 @@ class Worker:
         prefiller = Prefiller(
             self.model, self.runner, self.pool, self._prefix_store, waiters, self._store_thread, self.metrics
         )
-        handoffs = HandoffTable(
+        handoffs = self._handoffs = HandoffTable(
             self.engine, self.pool, deadline_s=config.handoff_deadline_s, call_later=loop.call_later
         )
         self._service = GenerationService(
@@ -258,10 +267,29 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _check_blocks(config: WorkerConfig, layout: KVLayout, context_tokens: int) -> None:
+    """Raises ConfigError where no block would ever be full, or find room in the lent memory."""
+    if config.block_tokens > context_tokens:
+        raise ConfigError(
+            f"a block of {config.block_tokens} tokens is longer than the model's context of {context_tokens}, so "
+            "none would ever be full; give fewer with --block-tokens, for example 16"
+        )
+    if 0 < config.lent_bytes < layout.block_bytes:
+        raise ConfigError(
+            f"{config.lent_bytes} bytes lent to the store hold no KV block: one of {config.block_tokens} tokens "
+            f"has {layout.block_bytes} bytes; lend more (--lend of a worker, --segment of a cluster), or 0"
+        )
+
+
 def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                f"cannot serve at {host}:{port}: this machine does not have the address {host}; give one that it "
+                "has with --host"
+            ) from error
         raise PortTaken(
             f"cannot serve at {host}:{port}: {error.strerror or error}; "
             "choose another --port, or 0 for any free one"

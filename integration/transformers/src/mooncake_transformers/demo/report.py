@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import statistics
 from collections.abc import Sequence
@@ -193,4 +194,9 @@ def _record(asked: Asked, is_equal: bool) -> RequestRecord:
 
 
 def _versions() -> dict[str, str]:
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in DISTRIBUTIONS}
+    """Of what is installed; a cluster needs not every driver."""
+    versions = {"python": platform.python_version()}
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions

@@ -28,8 +28,6 @@ CONTEXT_TOKENS = 512
 INITIALIZER_RANGE = 0.2
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{% if message['role'] not in ('system', 'user', 'assistant') %}"
-    "{{ raise_exception('unknown role ' ~ message['role']) }}{% endif %}"
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
