@@ -1,10 +1,11 @@
 """Requests that are served: the flow through prefill and decode, and what comes back."""
 
 import json
+import time
 
 import pytest
 
-from mooncake_conductor.testing import wait_until
+from mooncake_conductor.testing import FakeWorker, wait_until
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -44,6 +45,32 @@ def test_a_prefill_is_asked_for_one_token_whatever_the_client_wants(pair) -> Non
     assert prefill["max_tokens"] == 1
     assert not set(wishes) & set(prefill)
     assert {name: decode[name] for name in wishes} == wishes
+
+
+def test_a_prefill_worker_sees_the_fields_that_its_decode_worker_will_check(pair) -> None:
+    checked = {"n": 1, "best_of": 1, "logprobs": 3, "top_k": 5, "stop": ["x"], "response_format": {"a": 1}}
+    assert pair.client.post(TEXT, {**PROMPT, **checked}).status == 200
+    (_, prefill), (_, decode) = pair.prefill.requests + pair.decode.requests
+    for body in (prefill, decode):
+        assert {name: body.get(name) for name in checked} == checked
+
+
+def test_a_null_means_not_given_and_is_not_passed_on(pair) -> None:
+    nulls = dict.fromkeys(("stream", "stream_options", "max_tokens", "temperature", "n", "best_of", "stop"))
+    answer = pair.client.post(CHAT, {**MESSAGES, **nulls, "tools": None, "a_field_of_the_engine": None})
+    assert answer.json["object"] == "chat.completion"
+    (_, prefill), (_, decode) = pair.prefill.requests + pair.decode.requests
+    assert set(prefill) == {*MESSAGES, "max_tokens", "stream", "kv_transfer_params", "a_field_of_the_engine"}
+    assert set(decode) == {*MESSAGES, "kv_transfer_params", "a_field_of_the_engine"}
+    pair.client.stream(CHAT, {**MESSAGES, "stream_options": {"include_usage": None}})
+    assert pair.decode.requests[-1][1]["stream_options"] == {}
+
+
+@pytest.mark.parametrize(("prompt", "one"), [(["Hi"], "Hi"), ([[1, 2, 3]], [1, 2, 3])], ids=["text", "ids"])
+def test_a_list_of_one_prompt_is_that_prompt(pair, prompt, one) -> None:
+    answer = pair.client.post(TEXT, {"model": "fake", "prompt": prompt}).json
+    assert answer["usage"]["prompt_tokens"] == len(one)
+    assert [body["prompt"] for _, body in pair.prefill.requests + pair.decode.requests] == [one, one]
 
 
 @pytest.mark.parametrize(("path", "request_"), [(TEXT, PROMPT), (CHAT, MESSAGES)], ids=["text", "chat"])
@@ -152,6 +179,25 @@ def test_models_are_listed_with_their_context(pair) -> None:
     ]
 
 
+def test_a_model_is_shown_as_in_the_list_whatever_its_name(cluster) -> None:
+    with FakeWorker("both", model="org/name") as worker:
+        client = cluster().client
+        client.post("/register", {"url": worker.url})
+        (listed,) = client.get("/v1/models").json["data"]
+        for path in ("/v1/models/org/name", "/v1/models/org%2Fname"):
+            answer = client.get(path)
+            assert (answer.status, answer.json) == (200, listed)
+
+
+def test_a_model_that_nobody_serves_is_not_found(pair) -> None:
+    answer = pair.client.get("/v1/models/org/gpt-9")
+    assert answer.status == 404
+    error = answer.error
+    assert "'org/gpt-9'" in error.pop("message")
+    assert error == {"type": "invalid_request_error", "param": "model", "code": "model_not_found"}
+    assert "gpt-9" not in pair.client.get("/metrics").raw.decode()
+
+
 def test_health_says_whether_a_request_can_be_served(cluster) -> None:
     group = cluster("prefill")
     assert group.client.get("/health").status == 503
@@ -168,12 +214,30 @@ def test_metrics_count_requests_tokens_and_workers(pair) -> None:
     wait_until(lambda: metric("requests_total", endpoint=TEXT, status="200") == 2, "both answers are counted")
     assert metric("requests_total", endpoint=TEXT, status="404") == 1
     assert metric("rejected_total", reason="model_not_found") == 1
-    assert metric("ttft_seconds_count") == 1
+    assert metric("ttft_seconds_count") == 2
     assert metric("decision_seconds_count") == 2
     assert metric("prompt_tokens_total") == 38
     assert metric("worker_up", worker=pair.prefill.url, role="prefill") == 1
     wait_until(lambda: metric("index_blocks", worker=pair.prefill.url) == 4, "the index has the blocks")
     assert "event_gaps" in pair.client.get("/metrics").raw.decode()
+
+
+def test_the_first_token_of_a_whole_answer_is_timed_by_its_prefill(pair) -> None:
+    pair.prefill.behaviour.prefill_s = 0.2
+    pair.decode.behaviour.fetch_s = 0.5
+    started_s = time.monotonic()
+    pair.client.post(TEXT, PROMPT)
+    whole_s = time.monotonic() - started_s
+    assert pair.client.metric("ttft_seconds_count") == 1
+    assert 0.2 <= pair.client.metric("ttft_seconds_sum") <= whole_s - 0.5
+
+
+def test_a_whole_answer_of_one_worker_has_no_known_first_token(cluster) -> None:
+    client = cluster("both").client
+    client.post(TEXT, PROMPT)
+    assert client.metric("ttft_seconds_count") == 0
+    client.stream(TEXT, PROMPT)
+    assert client.metric("ttft_seconds_count") == 1
 
 
 def test_a_worker_registers_and_leaves(cluster) -> None:

@@ -73,7 +73,38 @@ HELLO = [{"role": "user", "content": "Hello"}]
         pytest.param(TEXT, {"model": "fake"}, "prompt", "required field `prompt`", id="no prompt"),
         pytest.param(TEXT, {"model": "fake", "prompt": ""}, "prompt", "empty", id="empty prompt"),
         pytest.param(
-            TEXT, {"model": "fake", "prompt": ["a", "b"]}, "prompt[0]", "got `str`", id="many prompts"
+            TEXT, {"model": "fake", "prompt": ["a", "b"]}, "prompt", "2 prompts; one can", id="many prompts"
+        ),
+        pytest.param(
+            TEXT, {"model": "fake", "prompt": [[1], [2], [3]]}, "prompt", "3 prompts", id="many token lists"
+        ),
+        pytest.param(TEXT, {"model": "fake", "prompt": [1, "a"]}, "prompt", "mixes", id="mixed prompt"),
+        pytest.param(TEXT, {"model": "fake", "prompt": [[]]}, "prompt", "empty", id="empty token list"),
+        pytest.param(TEXT, {"model": "fake", "prompt": [""]}, "prompt", "empty", id="list of empty text"),
+        pytest.param(
+            CHAT,
+            {"model": "fake", "messages": [*HELLO, {"role": "wizard", "content": "x"}]},
+            "messages[1].role",
+            "the role 'wizard'",
+            id="unknown role",
+        ),
+        pytest.param(CHAT, {"model": "fake", "messages": HELLO, "n": 2}, "n", "n is 2", id="two answers"),
+        pytest.param(
+            TEXT, {"model": "fake", "prompt": "x", "best_of": 2}, "best_of", "best_of is 2", id="best of two"
+        ),
+        pytest.param(
+            TEXT,
+            {"model": "fake", "prompt": "x", "stream": None, "stream_options": {"include_usage": True}},
+            "stream_options",
+            "for streams only",
+            id="stream options without a stream",
+        ),
+        pytest.param(
+            TEXT,
+            {"model": "fake", "prompt": "x", "max_tokens": 2, "min_tokens": 3},
+            "min_tokens",
+            "more than the 2 tokens",
+            id="more than at most",
         ),
         pytest.param(TEXT, {"model": "fake", "prompt": [1, -2]}, "prompt[1]", ">= 0", id="negative token id"),
         pytest.param(TEXT, {"model": 7, "prompt": "x"}, "model", "got `int`", id="model is a number"),
@@ -91,6 +122,12 @@ def test_a_malformed_request_is_refused_with_the_field_and_the_reason(pair, path
     assert not pair.prefill.requests
 
 
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
+def test_every_role_of_the_api_is_known(pair, role: str) -> None:
+    messages = [{"role": role, "content": "x"}]
+    assert pair.client.post(CHAT, {"model": "fake", "messages": messages}).status == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_unknown_model_is_not_found(pair, stream: bool) -> None:
     answer = pair.client.post(CHAT, {"model": "gpt-9", "messages": HELLO, "stream": stream})
@@ -103,10 +140,17 @@ def test_an_unknown_model_is_not_found(pair, stream: bool) -> None:
 def test_a_prompt_that_fills_the_context_is_refused_before_any_work(pair, prompt) -> None:
     answer = pair.client.post(TEXT, {"model": "fake", "prompt": prompt})
     assert answer.status == 400
-    assert answer.error["code"] == "context_length_exceeded"
+    assert (answer.error["code"], answer.error["param"]) == ("context_length_exceeded", "prompt")
     assert f"{len(prompt)} tokens" in answer.error["message"]
     assert "256 tokens" in answer.error["message"]
     assert not pair.prefill.requests
+
+
+def test_a_chat_that_fills_the_context_names_its_messages(pair) -> None:
+    messages = [{"role": "user", "content": "x" * 256}]
+    answer = pair.client.post(CHAT, {"model": "fake", "messages": messages})
+    assert answer.status == 400
+    assert (answer.error["code"], answer.error["param"]) == ("context_length_exceeded", "messages")
 
 
 def test_a_prompt_one_token_shorter_is_served(pair) -> None:
@@ -131,6 +175,7 @@ def test_a_client_error_of_a_worker_passes_through(pair, role: str, stream: bool
     getattr(pair, role).behaviour.refuse = (422, error)
     answer = pair.client.post(TEXT, {"model": "fake", "prompt": "Hello", "stream": stream})
     assert (answer.status, answer.error) == (422, error)
+    assert bool(pair.decode.requests) == (role == "decode")
 
 
 def test_a_message_of_tool_calls_needs_no_content(pair) -> None:

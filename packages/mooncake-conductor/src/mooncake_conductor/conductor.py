@@ -51,6 +51,7 @@ class Conductor:
         """Stop everything that runs."""
         await self._probes.close()
         await self._feeds.close()
+        await self.proxy.close()
         await self._client.close()
 
     async def register(self, url: str) -> Worker:

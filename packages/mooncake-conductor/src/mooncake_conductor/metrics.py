@@ -21,7 +21,10 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.requests = self._counter("requests", "Generation requests answered", "endpoint", "status")
         self.ttft = self._histogram(
-            "ttft_seconds", "From a streamed request to its first token", TTFT_BUCKETS_S
+            "ttft_seconds",
+            "From a request to its first token: for a stream, to its arrival here; for a whole answer, to "
+            "the answer of its prefill (not counted when one worker does both)",
+            TTFT_BUCKETS_S,
         )
         self.decision = self._histogram("decision_seconds", "Index look-up and placement", DECISION_BUCKETS_S)
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of all placed prompts")

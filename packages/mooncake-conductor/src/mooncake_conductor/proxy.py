@@ -25,14 +25,16 @@ from mooncake_conductor.index import ClusterIndex
 from mooncake_conductor.metrics import Metrics
 from mooncake_conductor.policy.snapshot import Placement, Policy
 from mooncake_conductor.relay import TokenStream, with_placement
+from mooncake_conductor.release import KvReleases
 from mooncake_conductor.requests import GenerationRequest
 from mooncake_conductor.upstream import KV_TRANSFER_FAILED, Tokenized, WorkerClient
 from mooncake_conductor.workers import Worker, WorkerRegistry
 
-__all__ = ["Proxy"]
+__all__ = ["Proxy", "WholeAnswer"]
 
-# Fields that say how much and in what form to put out: of a prefill only its KV cache is wanted.
-ABOUT_THE_OUTPUT = frozenset({"best_of", "max_completion_tokens", "min_tokens", "n", "stream_options"})
+# Fields that contradict what a prefill is asked for: one token, not streamed. All others go to it too, so
+# that it refuses what the decode worker would refuse, before it computes.
+NOT_FOR_PREFILL = frozenset({"max_completion_tokens", "min_tokens", "stream_options"})
 Phase = Literal["tokenize", "prefill", "decode"]
 JsonObject = dict[str, Any]
 _T = TypeVar("_T")
@@ -66,12 +68,44 @@ class _Attempt:
     held: AsyncExitStack
 
 
+@dataclass(frozen=True, slots=True)
+class _HandOff:
+    """A prefill that is done and waits for its decode worker.
+
+    Attributes:
+        transfer_id: names what the prefill worker holds.
+        params: what the decode worker needs to fetch it.
+        answered_s: when the prefill worker answered, which is when the first token was known, by
+            ``time.perf_counter``.
+    """
+
+    transfer_id: str
+    params: JsonObject
+    answered_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """An answer that is not streamed.
+
+    Attributes:
+        body: the JSON object for the client.
+        first_token_s: when its first token was known, by ``time.perf_counter``; None if nobody said so.
+    """
+
+    body: JsonObject
+    first_token_s: float | None
+
+
 class Proxy:
     """Serves requests with the workers of the registry.
 
     Each phase is tried at most twice: prefill again, elsewhere if possible, when the connection to its worker
     fails; the whole request again when the decode worker fails before its first token. What then is not
-    served raises NoWorker; errors that a worker answered raise WorkerRefused.
+    served raises NoWorker; errors that a worker answered raise WorkerRefused. A prefill worker whose KV cache
+    is not going to be fetched is told to let go of it, in the background.
+
+    ``close`` it in the event loop it is used in, before the client.
     """
 
     def __init__(
@@ -89,8 +123,13 @@ class Proxy:
         self._policy = policy
         self._client = client
         self._metrics = metrics
+        self._releases = KvReleases(client)
 
-    async def answer(self, request: GenerationRequest) -> JsonObject:
+    async def close(self) -> None:
+        """End what runs in the background, within about a second. Requests have ended before."""
+        await self._releases.close()
+
+    async def answer(self, request: GenerationRequest) -> WholeAnswer:
         """The whole answer. Raises RequestRejected or WorkerRefused."""
         async with AsyncExitStack() as stack:
             return await self._attempts(request, stack, self._decode_whole)
@@ -122,7 +161,7 @@ class Proxy:
         self,
         request: GenerationRequest,
         stack: AsyncExitStack,
-        decode: Callable[[_Attempt, JsonObject | None], Awaitable[_T]],
+        decode: Callable[[_Attempt, _HandOff | None], Awaitable[_T]],
     ) -> _T:
         token_ids = await self._tokens(request)
         failed: dict[str, str] = {}
@@ -130,7 +169,7 @@ class Proxy:
             async with AsyncExitStack() as held:
                 attempt = self._place(request, token_ids, set(failed.values()), held)
                 try:
-                    result = await decode(attempt, await self._prefill(attempt))
+                    result = await self._decoded(attempt, await self._prefill(attempt), decode)
                 except _PhaseFailed as failure:
                     if failure.phase in failed or isinstance(failure.error, WorkerTimeout):
                         raise self._given_up(failure.phase, failure.error) from failure.error
@@ -143,13 +182,24 @@ class Proxy:
                 stack.push_async_callback(held.pop_all().aclose)
                 return result
 
+    async def _decoded(
+        self,
+        attempt: _Attempt,
+        hand_off: _HandOff | None,
+        decode: Callable[[_Attempt, _HandOff | None], Awaitable[_T]],
+    ) -> _T:
+        if hand_off is None:
+            return await decode(attempt, None)
+        with self._releases.unless_handed_over(attempt.prefill.url, hand_off.transfer_id):
+            return await decode(attempt, hand_off)
+
     async def _tokens(self, request: GenerationRequest) -> list[int]:
         """The prompt in tokens, checked for length. Raises RequestRejected or WorkerRefused."""
         if request.token_ids is not None:
             worker, *_ = self._registry.of_model(request.model)
-            return _checked_length(request.token_ids, worker.described.max_model_len)
+            return _checked_length(request, request.token_ids, worker.described.max_model_len)
         tokenized = await self.tokenize(request.model, request.tokenize_body())
-        return _checked_length(tokenized.tokens, tokenized.max_model_len)
+        return _checked_length(request, tokenized.tokens, tokenized.max_model_len)
 
     def _place(
         self, request: GenerationRequest, token_ids: list[int], avoid: set[str], held: AsyncExitStack
@@ -170,15 +220,21 @@ class Proxy:
             held.enter_context(self._registry.busy(decode, len(token_ids) + (request.max_tokens or 0)))
         return _Attempt(request, placement, prefill, decode, prefilling, held)
 
-    async def _prefill(self, attempt: _Attempt) -> JsonObject | None:
-        """Prefill; returns what the decode worker needs to fetch the KV cache, None if that is the same
-        worker."""
+    async def _prefill(self, attempt: _Attempt) -> _HandOff | None:
+        """Prefill, unless one worker does both: then None."""
         if attempt.decode is attempt.prefill:
             return None
         worker = attempt.prefill
-        request = prefill_body(attempt.request.body, uuid.uuid4().hex)
+        transfer_id = uuid.uuid4().hex
+        request = prefill_body(attempt.request.body, transfer_id)
         call = self._client.call(worker.url, attempt.request.path, request, self._config.prefill_timeout_s)
-        answer = await self._unless_lost(worker, "prefill", call)
+        try:
+            answer = await self._unless_lost(worker, "prefill", call)
+        except (asyncio.CancelledError, _PhaseFailed):
+            # It may be done by now, with its answer on the way.
+            self._releases.start(worker.url, transfer_id)
+            raise
+        answered_s = time.perf_counter()
         attempt.prefilling.close()
         params = answer.get("kv_transfer_params")
         if not isinstance(params, dict):
@@ -188,22 +244,23 @@ class Proxy:
             raise WorkerRefused(
                 worker.url, 502, {"message": message, "type": "server_error", "code": "no_kv_transfer"}
             )
-        return params
+        return _HandOff(transfer_id, params, answered_s)
 
-    async def _decode_whole(self, attempt: _Attempt, params: JsonObject | None) -> JsonObject:
+    async def _decode_whole(self, attempt: _Attempt, hand_off: _HandOff | None) -> WholeAnswer:
         request, worker = attempt.request, attempt.decode
-        body = decode_body(request.body, params)
+        body = decode_body(request.body, hand_off.params if hand_off else None)
         call = self._client.call(worker.url, request.path, body, self._config.answer_timeout_s)
-        return with_placement(await self._unless_lost(worker, "decode", call), attempt.placement)
+        answer = with_placement(await self._unless_lost(worker, "decode", call), attempt.placement)
+        return WholeAnswer(answer, hand_off.answered_s if hand_off else None)
 
-    async def _decode_stream(self, attempt: _Attempt, params: JsonObject | None) -> TokenStream:
+    async def _decode_stream(self, attempt: _Attempt, hand_off: _HandOff | None) -> TokenStream:
         request, worker = attempt.request, attempt.decode
         limit_s = self._config.first_token_timeout_s
-        if params is None:
+        if hand_off is None:
             limit_s += self._config.prefill_timeout_s
 
         async def until_first_token() -> TokenStream:
-            body = decode_body(request.body, params)
+            body = decode_body(request.body, hand_off.params if hand_off else None)
             events = await attempt.held.enter_async_context(
                 self._client.stream(worker.url, request.path, body, limit_s)
             )
@@ -244,7 +301,7 @@ class Proxy:
 
 def prefill_body(body: Mapping[str, Any], transfer_id: str) -> JsonObject:
     """The request that makes a worker compute a prompt's KV cache and hold it for ``transfer_id``."""
-    kept = {name: value for name, value in body.items() if name not in ABOUT_THE_OUTPUT}
+    kept = {name: value for name, value in body.items() if name not in NOT_FOR_PREFILL}
     params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
     return {**kept, "max_tokens": 1, "stream": False, "kv_transfer_params": params}
 
@@ -255,11 +312,12 @@ def decode_body(body: Mapping[str, Any], params: JsonObject | None) -> JsonObjec
     return kept if params is None else {**kept, "kv_transfer_params": params}
 
 
-def _checked_length(token_ids: list[int], max_model_len: int) -> list[int]:
+def _checked_length(request: GenerationRequest, token_ids: list[int], max_model_len: int) -> list[int]:
     if len(token_ids) >= max_model_len:
         raise InvalidRequest(
             f"The prompt has {len(token_ids)} tokens; this model's context of {max_model_len} tokens "
             "leaves no room for an answer. Shorten the prompt.",
             code="context_length_exceeded",
+            param="prompt" if request.path == "/v1/completions" else "messages",
         )
     return token_ids

@@ -25,6 +25,8 @@ __all__ = [
 
 # What may change how a chat becomes tokens.
 CHAT_TEMPLATE_FIELDS = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+# The roles of OpenAI's API.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _T = TypeVar("_T")
@@ -47,7 +49,9 @@ class _Common(msgspec.Struct):
     max_completion_tokens: _Count | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     n: _Count | None = None
+    best_of: _Count | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
 
@@ -57,7 +61,7 @@ class _Chat(_Common, kw_only=True):
 
 
 class _Completion(_Common, kw_only=True):
-    prompt: str | list[TokenId]
+    prompt: str | list[str | TokenId | list[TokenId]]
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -84,7 +88,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: of the worker API.
-        body: the client's JSON object, unchanged.
+        body: the client's JSON object; without the nulls of fields that are read here, which all mean "not
+            given", and with the one prompt of a list in its place.
         model: name of the model.
         stream: whether the answer is sent as events.
         max_tokens: how many tokens the client wants at most, if it says so.
@@ -112,6 +117,12 @@ def parse_chat(raw: bytes) -> GenerationRequest:
             "messages is empty; send at least one message.", code="empty_messages", param="messages"
         )
     for number, message in enumerate(checked.messages):
+        if message.role not in ROLES:
+            raise InvalidRequest(
+                f"messages[{number}] has the role {message.role!r}; known roles are {', '.join(ROLES)}.",
+                code="invalid_request",
+                param=f"messages[{number}].role",
+            )
         # An assistant's message may consist of tool calls alone.
         if message.content is None and message.role != "assistant":
             raise InvalidRequest(
@@ -119,16 +130,16 @@ def parse_chat(raw: bytes) -> GenerationRequest:
                 code="invalid_request",
                 param=f"messages[{number}].content",
             )
-    return _request("/v1/chat/completions", raw, checked, None)
+    return _request("/v1/chat/completions", raw, checked)
 
 
 def parse_completion(raw: bytes) -> GenerationRequest:
     """Check the body of a text completion. Raises InvalidRequest, which names the field."""
     checked = parse_struct(raw, _Completion)
-    prompt = checked.prompt
+    prompt = _one_prompt(checked.prompt)
     if not prompt:
         raise InvalidRequest("prompt is empty; send text or token ids.", code="empty_prompt", param="prompt")
-    return _request("/v1/completions", raw, checked, prompt if isinstance(prompt, list) else None)
+    return _request("/v1/completions", raw, checked, prompt)
 
 
 def parse_struct(raw: bytes, kind: type[_T]) -> _T:
@@ -151,17 +162,68 @@ def _wrong_field(message: str) -> str | None:
     return ".".join(parts) or None
 
 
+def _one_prompt(prompt: str | list[str | int | list[int]]) -> str | list[int]:
+    """The prompt as text or token ids. Raises InvalidRequest for more than one."""
+    if isinstance(prompt, str):
+        return prompt
+    token_ids = [entry for entry in prompt if isinstance(entry, int)]
+    prompts = [entry for entry in prompt if not isinstance(entry, int)]
+    if not prompts:
+        return token_ids
+    if token_ids:
+        message = "prompt mixes token ids with whole prompts; send one text or one list of token ids."
+    elif len(prompts) > 1:
+        message = (
+            f"prompt is a list of {len(prompts)} prompts; one can be served per request: send each alone."
+        )
+    else:
+        return prompts[0]
+    raise InvalidRequest(message, code="invalid_request", param="prompt")
+
+
 def _request(
     path: Literal["/v1/completions", "/v1/chat/completions"],
     raw: bytes,
     checked: _Common,
-    token_ids: list[int] | None,
+    prompt: str | list[int] | None = None,
 ) -> GenerationRequest:
+    _refuse_what_decode_would(checked)
+    read_here = {*checked.__struct_fields__, *CHAT_TEMPLATE_FIELDS}
+    fields = msgspec.json.decode(raw, type=dict[str, Any])
+    body = {name: value for name, value in fields.items() if value is not None or name not in read_here}
+    if prompt is not None:
+        body["prompt"] = prompt
+    if checked.stream_options is not None and checked.stream_options.include_usage is None:
+        body["stream_options"].pop("include_usage", None)
     return GenerationRequest(
         path=path,
-        body=msgspec.json.decode(raw),
+        body=body,
         model=checked.model,
         stream=bool(checked.stream),
         max_tokens=checked.max_completion_tokens or checked.max_tokens,
-        token_ids=token_ids,
+        token_ids=prompt if isinstance(prompt, list) else None,
     )
+
+
+def _refuse_what_decode_would(checked: _Common) -> None:
+    """Refuse what a prefill worker, which is asked for one token, would let pass and compute in vain."""
+    for name, value in (("n", checked.n), ("best_of", checked.best_of)):
+        if value is not None and value > 1:
+            raise InvalidRequest(
+                f"{name} is {value}; one answer is given per request: leave it out and send more requests.",
+                code="unsupported_parameter",
+                param=name,
+            )
+    if checked.stream_options is not None and not checked.stream:
+        raise InvalidRequest(
+            "stream_options is for streams only; leave it out or set stream to true.",
+            code="invalid_request",
+            param="stream_options",
+        )
+    limit = checked.max_completion_tokens or checked.max_tokens
+    if limit is not None and checked.min_tokens is not None and checked.min_tokens > limit:
+        raise InvalidRequest(
+            f"min_tokens is {checked.min_tokens}, more than the {limit} tokens allowed at most.",
+            code="invalid_request",
+            param="min_tokens",
+        )

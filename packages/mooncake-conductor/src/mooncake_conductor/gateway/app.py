@@ -17,6 +17,7 @@ from mooncake_conductor._errors import (
     BodyTooLarge,
     ConfigError,
     InvalidRequest,
+    ModelUnknown,
     RequestRejected,
     WorkerRefused,
 )
@@ -32,6 +33,7 @@ from mooncake_conductor.requests import (
     parse_completion,
     parse_struct,
 )
+from mooncake_conductor.workers import WorkerInfo
 
 __all__ = ["build_app"]
 
@@ -52,6 +54,8 @@ def build_app(conductor: Conductor) -> Starlette:
             Route("/v1/completions", gateway.generation(parse_completion), methods=["POST"]),
             Route("/v1/chat/completions", gateway.generation(parse_chat), methods=["POST"]),
             Route("/v1/models", gateway.models),
+            # A path, since ids such as org/name contain slashes.
+            Route("/v1/models/{model:path}", gateway.model),
             Route("/tokenize", gateway.tokenize, methods=["POST"]),
             # As an OpenAI client reaches it, whose base URL ends in /v1.
             Route("/v1/tokenize", gateway.tokenize, methods=["POST"]),
@@ -83,17 +87,18 @@ class _Gateway:
 
     async def models(self, request: Request) -> Response:
         """The models that workers have described."""
-        data = [
-            {
-                "id": model,
-                "object": "model",
-                "created": 0,
-                "owned_by": "mooncake",
-                "max_model_len": info.max_model_len,
-            }
-            for model, info in sorted(self._conductor.registry.models().items())
-        ]
-        return json_answer({"object": "list", "data": data})
+        models = sorted(self._conductor.registry.models().items())
+        return json_answer({"object": "list", "data": [_model_object(name, info) for name, info in models]})
+
+    async def model(self, request: Request) -> Response:
+        """One of them, or 404."""
+        name = request.path_params["model"]
+        info = self._conductor.registry.models().get(name)
+        if info is not None:
+            return json_answer(_model_object(name, info))
+        message = f"The model {name!r} does not exist; GET /v1/models lists those that do."
+        # Answered here, not raised: the path would become a label of the request metrics.
+        return error_answer(ModelUnknown(message, code="model_not_found", param="model"))
 
     async def tokenize(self, request: Request) -> Response:
         """A prompt or chat in tokens, by a worker of the model; the body goes to it as it is."""
@@ -195,6 +200,16 @@ class _Gateway:
             if len(body) > limit:
                 raise BodyTooLarge(f"The body is longer than {limit} bytes.", code="body_too_large")
         return bytes(body)
+
+
+def _model_object(name: str, info: WorkerInfo) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "mooncake",
+        "max_model_len": info.max_model_len,
+    }
 
 
 def _wrong_url(error: ConfigError) -> InvalidRequest:

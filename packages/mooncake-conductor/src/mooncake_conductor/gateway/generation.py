@@ -64,7 +64,7 @@ class GenerationResponse(Response):
             if self._request.stream:
                 await self._send_stream(send)
                 return
-            answer = json_answer(await self._proxy.answer(self._request))
+            answer = await self._whole()
         except RequestRejected as error:
             answer = self._rejection(error)
         except WorkerRefused as error:
@@ -74,6 +74,12 @@ class GenerationResponse(Response):
             log.exception("a request for %s failed", self._request.path)
             answer = json_answer({"error": INTERNAL_ERROR}, 500)
         await self._send_whole(answer, scope, receive, send)
+
+    async def _whole(self) -> Response:
+        answer = await self._proxy.answer(self._request)
+        if answer.first_token_s is not None:
+            self._metrics.ttft.observe(answer.first_token_s - self._received_s)
+        return json_answer(answer.body)
 
     async def _send_stream(self, send: Send) -> None:
         async with self._proxy.stream(self._request) as stream:

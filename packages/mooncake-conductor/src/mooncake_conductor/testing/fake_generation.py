@@ -33,6 +33,8 @@ class Behaviour:
         refuse: answer generation requests with this status and error object.
         kv_transfer_failures: so many of the next decode requests fail to fetch their KV cache.
         fail_in_stream: such a failure comes as the first event of the stream instead of as HTTP status 503.
+        release_status: answer releases of KV blocks with this status; 404 is an engine without them.
+        release_s: how long a release takes.
         frozen: answer nothing at all, probes included.
         headers: sent along with ``refuse``.
     """
@@ -46,6 +48,8 @@ class Behaviour:
     refuse: tuple[int, dict[str, Any]] | None = None
     kv_transfer_failures: int = 0
     fail_in_stream: bool = False
+    release_status: int = 200
+    release_s: float = 0.0
     frozen: bool = False
     headers: dict[str, str] = field(default_factory=dict)
 

@@ -36,6 +36,8 @@ class FakeWorker:
         url: base URL; stays the same over restarts.
         behaviour: what it does with the next requests; may be changed at any time.
         requests: path and JSON body of every generation request so far.
+        released: transfer ids it was told to let go of, in order.
+        releases_cut: releases whose caller did not wait for the answer.
         abandoned: generation requests whose client went away before the end.
         epoch: changes with every start.
         publisher: sends its KV events; another one after every start.
@@ -56,6 +58,8 @@ class FakeWorker:
         self.max_model_len = max_model_len
         self.behaviour = behaviour or Behaviour()
         self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.released: list[str] = []
+        self.releases_cut = 0
         self.abandoned = 0
         self.epoch = 0
         self._port = 0
@@ -127,6 +131,7 @@ class FakeWorker:
         app.router.add_post("/tokenize", self._guarded(self._tokenize))
         app.router.add_post("/v1/completions", self._guarded(self._generate))
         app.router.add_post("/v1/chat/completions", self._guarded(self._generate))
+        app.router.add_post("/kv/release", self._guarded(self._release))
         runner = aiohttp.web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         try:
@@ -192,3 +197,19 @@ class FakeWorker:
         except (asyncio.CancelledError, ConnectionError):
             self.abandoned += not self._stopping.is_set()
             raise
+
+    async def _release(self, request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
+        transfer_id = msgspec.json.decode(await request.read())["transfer_id"]
+        held = transfer_id in self._transfer_ids() and transfer_id not in self.released
+        self.released.append(transfer_id)
+        try:
+            await asyncio.sleep(self.behaviour.release_s)
+        except asyncio.CancelledError:
+            self.releases_cut += not self._stopping.is_set()
+            raise
+        return aiohttp.web.json_response({"released": held}, status=self.behaviour.release_status)
+
+    def _transfer_ids(self) -> set[str]:
+        """Of all its prefills: what is held for them goes only by a release, for nobody fetches here."""
+        asked = [body.get("kv_transfer_params") or {} for _, body in self.requests]
+        return {params["transfer_id"] for params in asked if params.get("do_remote_decode")}
