@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from mooncake_transfer.cli import build_app
 from mooncake_transformers._errors import ConfigError
-from mooncake_transformers.config import WorkerConfig, parse_bytes
+from mooncake_transformers.config import WorkerConfig, format_bytes, parse_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,48 @@ def test_a_master_that_is_not_there_ends_the_command_with_status_2(tiny_folder: 
     status, output = run_worker("--model", str(tiny_folder), "--kv-pool", "2MiB", "--store", "127.0.0.1:1")
     assert status == 2
     assert "MasterUnreachable" in output
+
+
+def test_an_address_the_machine_does_not_have_ends_the_command_and_is_named(tiny_folder: Path) -> None:
+    status, output = run_worker("--model", str(tiny_folder), "--host", "203.0.113.5")
+    assert status == 2
+    assert "this machine does not have the address 203.0.113.5" in output
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--lend", "1", "hold no KV block"),
+        ("--block-tokens", "513", "longer than the model's context of 512"),
+    ],
+)
+def test_blocks_that_can_never_be_used_end_the_command_with_status_2(
+    tiny_folder: Path, option: str, value: str, reason: str
+) -> None:
+    status, output = run_worker("--model", str(tiny_folder), "--kv-pool", "2MiB", option, value)
+    assert status == 2
+    assert "ConfigError" in output
+    assert reason in output
+
+
+def test_an_unknown_dtype_is_refused_with_the_choices() -> None:
+    status, output = run_worker("--dtype", "float99")
+    assert status == 2
+    assert "'float99'; it must be one of auto, float32, bfloat16, float16" in output
+
+
+@pytest.mark.parametrize("command", ["worker", "serve"])
+def test_help_shows_sizes_with_their_units(command: str) -> None:
+    output = CliRunner().invoke(build_app(), [command, "--help"]).output
+    assert "MiB" in output or "GiB" in output
+    assert "536870912" not in output
+    assert "1073741824" not in output
+
+
+@pytest.mark.parametrize("size", [0, 1, 4097, 1536, 512 << 20, 1 << 30])
+def test_a_size_is_written_as_it_can_be_read(size: int) -> None:
+    assert parse_bytes(format_bytes(size)) == size
+    assert format_bytes(512 << 20) == "512MiB"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from mooncake_transformers.cluster import ClusterSpec, SpecError
 from mooncake_transformers.cluster.argv import conductor_argv, worker_argv
 from mooncake_transformers.cluster.last_words import last_words
+from mooncake_transformers.cluster.preflight import check_file_can_be_written
 from mooncake_transformers.cluster.process import ChildProcess
 from mooncake_transformers.cluster.restart import RestartBudget
 from mooncake_transformers.cluster.signals import stop_on_signals
@@ -24,6 +26,34 @@ def test_a_spec_that_cannot_work_is_refused_with_the_value(settings: dict[str, i
     (value,) = settings.values()
     with pytest.raises(SpecError, match=str(value)):
         ClusterSpec(**settings)  # type: ignore[arg-type]
+
+
+def test_an_unknown_dtype_is_refused_with_the_choices() -> None:
+    with pytest.raises(SpecError, match=r"'float99'; it must be one of float32, bfloat16, float16"):
+        ClusterSpec(dtype="float99")
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    check_file_can_be_written(tmp_path / "ready.json")
+    for path, reason in ((tmp_path / "no" / "x", "no folder"), (tmp_path, "it is a folder")):
+        with pytest.raises(SpecError, match=reason):
+            check_file_can_be_written(path)
+
+
+def test_the_log_of_a_child_is_read_back_while_it_writes() -> None:
+    # Two lines with a look in between: a look must not move the place where the child writes.
+    program = "import sys; print('one', flush=True); sys.stdin.read(); input()"
+    child = ChildProcess("writer", [sys.executable, "-c", program], None)
+    child.spawn()
+    try:
+        deadline_s = time.monotonic() + 20
+        while not (tail := child.log_tail())[-1:] or "EOFError" not in tail[-1]:
+            assert time.monotonic() < deadline_s, tail
+            time.sleep(0.01)
+        assert tail[0] == "one"
+    finally:
+        child.stop(5)
+    assert child.log_tail() == []
 
 
 def test_each_death_doubles_the_wait_and_too_many_end_it() -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,9 @@ from mooncake_transformers.cluster import (
     ProcessDied,
     ProcessNotReady,
     Progress,
+    SpecError,
     argv,
+    preflight,
 )
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_mooncake.py")))
@@ -135,11 +138,36 @@ def test_a_taken_port_is_refused_before_anything_starts() -> None:
     assert steps == []
 
 
-def test_log_files_are_gone_after_close() -> None:
+def test_logs_that_nobody_asked_for_have_no_file_that_could_be_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Cluster(ClusterSpec()) as cluster:
-        logs = [part.child.log_path for part in cluster.parts]
-        wait_until(lambda: all(path.stat().st_size > 0 for path in logs), "every child has logged something")
-    assert not logs[0].parent.exists()
+        children = [part.child for part in cluster.parts]
+        wait_until(lambda: all(child.log_tail() for child in children), "every child has logged something")
+        assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_memory_than_there_is_is_refused_with_the_numbers_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps: list[Progress] = []
+    spec = ClusterSpec(segment_bytes=6 << 30, pool_bytes=1 << 30)
+    monkeypatch.setattr(preflight, "available_bytes", lambda: 14 << 30)
+    preflight.check_memory(spec)
+    monkeypatch.setattr(preflight, "available_bytes", lambda: (14 << 30) - 1)
+    with pytest.raises(
+        SpecError, match=rf"2 workers .* 6GiB .* 1GiB .* {14 << 30} bytes .* {(14 << 30) - 1} "
+    ):
+        Cluster(spec, on_progress=steps.append).start()
+    assert steps == []
+
+
+def test_an_address_the_machine_does_not_have_is_named_as_that() -> None:
+    with pytest.raises(SpecError, match=r"this machine does not have the address 203\.0\.113\.5") as refused:
+        Cluster(ClusterSpec(host="203.0.113.5")).start()
+    assert "stop what listens there" not in str(refused.value)
 
 
 def test_log_files_stay_in_a_folder_that_was_asked_for(tmp_path: Path) -> None:

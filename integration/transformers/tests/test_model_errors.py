@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig, MambaConfig, MambaForCausalLM, T5Config, ViTConfig
 
-from mooncake_transformers._errors import UnknownModel, UnsupportedModel
+from mooncake_transformers._errors import DeviceUnavailable, UnknownModel, UnsupportedModel
 from mooncake_transformers.config import WorkerConfig
 from mooncake_transformers.model import load_model
 from mooncake_transformers.testing import save_tiny_model
@@ -65,6 +65,26 @@ def test_a_recurrent_model_is_unsupported(tmp_path: Path) -> None:
     MambaForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=r"recurrent state|takes no KV cache"):
         load(tmp_path)
+
+
+def test_cuda_where_there_is_none_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(DeviceUnavailable, match=r"'cuda:0' is not there.*--device cpu"):
+        load_model(WorkerConfig(model=str(tmp_path / "missing"), device="cuda:0"))
+
+
+def test_a_cuda_device_beyond_the_last_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(DeviceUnavailable, match=r"'cuda:2'.*2 CUDA devices"):
+        load_model(WorkerConfig(model=str(tmp_path / "missing"), device="cuda:2"))
+
+
+def test_what_is_no_device_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeviceUnavailable, match=r"'abacus' is no torch device"):
+        load_model(WorkerConfig(model=str(tmp_path / "missing"), device="abacus"))
 
 
 def test_a_model_without_a_tokenizer_is_unsupported(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 ::
 
     WorkerError
-    ├─ ConfigError
+    ├─ ConfigError     ─ DeviceUnavailable
     ├─ ModelError     ─ UnknownModel · UnsupportedModel · DefaultModelUnavailable
     ├─ PortTaken
     └─ RequestError   (an HTTP answer with a status and a code)
@@ -26,6 +26,7 @@ __all__ = [
     "ConfigError",
     "ContextLengthExceeded",
     "DefaultModelUnavailable",
+    "DeviceUnavailable",
     "HandoffMismatch",
     "HandoffUnknown",
     "KVPoolExhausted",
@@ -51,6 +52,10 @@ class WorkerError(Exception):
 
 class ConfigError(WorkerError, ValueError):
     """An option has a value that cannot work; nothing was started."""
+
+
+class DeviceUnavailable(ConfigError):
+    """The torch device asked for is not there, or not one this torch knows; nothing was loaded."""
 
 
 class ModelError(WorkerError):

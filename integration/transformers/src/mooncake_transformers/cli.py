@@ -18,7 +18,7 @@ from rich.markup import escape
 from mooncake_transfer.hooks import hookimpl
 from mooncake_transformers._errors import ConfigError, PortTaken, WorkerError
 from mooncake_transformers.cluster.cli import register as register_cluster
-from mooncake_transformers.config import WorkerConfig, calm_openmp, parse_bytes
+from mooncake_transformers.config import CHOICES, WorkerConfig, calm_openmp, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from mooncake_transformers.worker import Worker
@@ -58,7 +58,9 @@ def worker(
     lend: Annotated[
         str, typer.Option(help="Memory lent to the store. Default: 1GiB; 0 for --role decode.")
     ] = "",
-    kv_pool: Annotated[str, typer.Option(help="Memory for prompts in flight.")] = str(DEFAULTS.kv_pool_bytes),
+    kv_pool: Annotated[str, typer.Option(help="Memory for prompts in flight.")] = format_bytes(
+        DEFAULTS.kv_pool_bytes
+    ),
     block_tokens: Annotated[int, typer.Option(help="Tokens in one KV block.")] = DEFAULTS.block_tokens,
     threads: Annotated[
         int, typer.Option(help="Threads to compute with; 0: one for each core.")
@@ -127,6 +129,10 @@ def _open_worker(options: dict[str, Any], lend: str, kv_pool: str) -> Worker:
     try:
         options["lend_bytes"] = parse_bytes(lend) if lend else None
         options["kv_pool_bytes"] = parse_bytes(kv_pool)
+        for name, words in CHOICES.items():
+            # msgspec would name the value, not what to write instead.
+            if options[name] not in words:
+                raise ConfigError(f"{name} is {options[name]!r}; it must be one of {', '.join(words)}")
         try:
             config = msgspec.convert(options, WorkerConfig)
         except msgspec.ValidationError as error:

@@ -5,18 +5,34 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from mooncake_transformers._errors import ConfigError
 
-__all__ = ["DEFAULT_MODEL", "Role", "WorkerConfig", "calm_openmp", "models_cache_folder", "parse_bytes"]
+__all__ = [
+    "CHOICES",
+    "DEFAULT_MODEL",
+    "DTYPES",
+    "Role",
+    "WorkerConfig",
+    "calm_openmp",
+    "format_bytes",
+    "models_cache_folder",
+    "parse_bytes",
+]
 
 DEFAULT_MODEL = "default"
 MIB = 1 << 20
 Role = Literal["prefill", "decode", "both"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Attention = Literal["auto", "eager", "sdpa"]
+DTYPES: tuple[str, ...] = get_args(DType)
+# Options of a worker that take one of a few words.
+CHOICES: dict[str, tuple[str, ...]] = {
+    "role": get_args(Role), "dtype": DTYPES, "attention": get_args(Attention)
+}  # fmt: skip
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -53,7 +69,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     role: Role = "both"
     dtype: DType = "auto"
     device: str = "cpu"
-    attention: Literal["auto", "eager", "sdpa"] = "auto"
+    attention: Attention = "auto"
     host: str = "127.0.0.1"
     port: int = 0
     advertise_host: str = ""
@@ -118,3 +134,11 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise ConfigError(f"{text!r} is no size; write bytes, or a number with K, M, G, KiB, MiB or GiB")
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def format_bytes(size: int) -> str:
+    """Write a size the shortest exact way that ``parse_bytes`` reads: ``512MiB``, ``1GiB``, ``4097``."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return str(size)

@@ -24,7 +24,7 @@ from transformers.cache_utils import (
 )
 from transformers.utils import logging as transformers_logging
 
-from mooncake_transformers._errors import UnknownModel, UnsupportedModel
+from mooncake_transformers._errors import DeviceUnavailable, UnknownModel, UnsupportedModel
 from mooncake_transformers.config import DEFAULT_MODEL, WorkerConfig
 from mooncake_transformers.default_model import DEFAULT_MODEL_NAME, ensure_default_model
 from mooncake_transformers.fingerprint import model_fingerprint
@@ -87,8 +87,12 @@ class CausalModel:
 
 
 def load_model(config: WorkerConfig) -> CausalModel:
-    """Load the model ``config`` names. Raises UnknownModel, UnsupportedModel, DefaultModelUnavailable."""
+    """Load the model ``config`` names.
+
+    Raises DeviceUnavailable, UnknownModel, UnsupportedModel, DefaultModelUnavailable.
+    """
     started_s = time.monotonic()
+    _check_device(config.device)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if config.model == DEFAULT_MODEL:
         source, name = str(ensure_default_model()), DEFAULT_MODEL_NAME
@@ -120,6 +124,26 @@ def load_model(config: WorkerConfig) -> CausalModel:
         getattr(module.config, "_attn_implementation", "?"), time.monotonic() - started_s,
     )  # fmt: skip
     return model
+
+
+def _check_device(name: str) -> None:
+    """Raise DeviceUnavailable unless torch can compute on the device."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise DeviceUnavailable(
+            f"{name!r} is no torch device: {_first_line(error)}; use for example --device cpu or cuda:0"
+        ) from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceUnavailable(
+            f"the device {name!r} is not there: torch {torch.__version__} finds no CUDA here; use --device "
+            "cpu, or install NVIDIA's driver and a torch built with CUDA"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise DeviceUnavailable(
+            f"the device {name!r} is not there: torch finds {torch.cuda.device_count()} CUDA devices, "
+            "counted from cuda:0"
+        )
 
 
 def _load_config(source: str) -> Any:

@@ -271,13 +271,13 @@ def _check_blocks(config: WorkerConfig, layout: KVLayout, context_tokens: int) -
     """Raises ConfigError where no block would ever be full, or find room in the lent memory."""
     if config.block_tokens > context_tokens:
         raise ConfigError(
-            f"a block of {config.block_tokens} tokens is longer than the model's context of {context_tokens}, so "
-            "none would ever be full; give fewer with --block-tokens, for example 16"
+            f"a block of {config.block_tokens} tokens is longer than the model's context of "
+            f"{context_tokens}, so none would ever be full; give fewer with --block-tokens, for example 16"
         )
     if 0 < config.lent_bytes < layout.block_bytes:
         raise ConfigError(
-            f"{config.lent_bytes} bytes lent to the store hold no KV block: one of {config.block_tokens} tokens "
-            f"has {layout.block_bytes} bytes; lend more (--lend of a worker, --segment of a cluster), or 0"
+            f"{config.lent_bytes} bytes lent to the store hold no KV block: one of {config.block_tokens} "
+            f"tokens has {layout.block_bytes}; lend more (--lend of a worker, --segment of a cluster), or 0"
         )
 
 
@@ -287,8 +287,8 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             raise ConfigError(
-                f"cannot serve at {host}:{port}: this machine does not have the address {host}; give one that it "
-                "has with --host"
+                f"cannot serve at {host}:{port}: this machine does not have the address {host}; give one "
+                "that it has with --host"
             ) from error
         raise PortTaken(
             f"cannot serve at {host}:{port}: {error.strerror or error}; "

