@@ -37,6 +37,9 @@ def post(url: str, body: bytes) -> tuple[int, dict[str, Any]]:
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "user"}]}, 400, "content"),
         ({"messages": [{"role": "wizard", "content": "Hello."}]}, 400, "role"),
+        ({"n": 2}, 400, "n"),
+        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"reasoning_effort": "high"}, 400, "reasoning_effort"),
         ({"max_tokens": "many"}, 400, "max_tokens"),
         ({"max_tokens": -1}, 400, "max_tokens"),
         ({"temperature": -2}, 400, "temperature"),
@@ -60,6 +63,14 @@ def test_a_body_that_is_no_json_object_is_refused(served: ServedCluster, body: b
     status, answer = post(f"{served.url}/v1/chat/completions", body)
     assert status == 400
     assert answer["error"]["message"]
+
+
+def test_null_in_an_optional_field_is_as_if_it_were_absent(served: ServedCluster) -> None:
+    optional = ("stream", "stream_options", "temperature", "n", "stop", "tools", "seed", "kv_transfer_params")
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 4} | dict.fromkeys(optional)
+    status, answer = post(f"{served.url}/v1/chat/completions", json.dumps(body).encode())
+    assert status == 200, answer
+    assert answer["usage"]["completion_tokens"] == 4
 
 
 def test_an_unknown_path_is_not_found(served: ServedCluster) -> None:

@@ -67,10 +67,7 @@ class ChildProcess:
         self._ready_fd, self._lifeline_fd = ready_read, lifeline_write
         os.set_blocking(ready_read, False)
         try:
-            # Open as long as the child: what it logs is read back from here.
-            self._log = (
-                tempfile.TemporaryFile() if self.log_path is None else open(self.log_path, "a+b")  # noqa: SIM115
-            )
+            self._log = self._open_log()
             self._process = subprocess.Popen(
                 [*self.argv, "--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)],
                 stdin=subprocess.DEVNULL,
@@ -146,6 +143,12 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._close_files()
+
+    def _open_log(self) -> IO[bytes]:
+        # Open as long as the child: what it logs is read back from here.
+        if self.log_path is None:
+            return tempfile.TemporaryFile()
+        return open(self.log_path, "a+b")
 
     def _await_exit(self, timeout_s: float) -> int | None:
         assert self._process is not None, f"{self.name} was not spawned"
