@@ -51,3 +51,13 @@ def test_ctrl_c_in_the_middle_of_the_demo_leaves_nothing(model_folder: Path, tmp
             demo.kill()
             demo.wait(10)
     assert [child for child in children if child.is_running()] == []
+
+
+def test_a_temporary_folder_that_is_left_would_be_found(model_folder: Path, tmp_path: Path) -> None:
+    served = ServedCluster(model_folder, tmp_path)
+    served.spawn()
+    # What an end by SIGKILL gives nobody a chance to remove.
+    (tmp_path / "temporary" / "mooncake-left").mkdir()
+    served.kill()
+    with pytest.raises(AssertionError, match="mooncake-left"):
+        served.check_nothing_is_left()
