@@ -67,9 +67,10 @@ class Writer:
         again = self.engine.write(self.local, self.remote, [[0, first, nbytes]])
         self.peer.resume()
         again.wait(DEADLINE_S)
-        time.sleep(LATE_S)
-        self.engine.read(self.local, self.remote, [[0, first, nbytes]]).wait(DEADLINE_S)
-        assert np.unique(self.memory[:nbytes]).tolist() == [seed]
+        until = time.monotonic() + LATE_S
+        while time.monotonic() < until:
+            self.engine.read(self.local, self.remote, [[0, first, nbytes]]).wait(DEADLINE_S)
+            assert np.unique(self.memory[:nbytes]).tolist() == [seed]
 
 
 @pytest.fixture
