@@ -90,10 +90,10 @@ def test_a_decode_worker_that_stalls_ends_the_stream_after_the_idle_limit(pair) 
     pair.decode.behaviour.stall_after_tokens = 2
     started_s = time.monotonic()
     events = pair.client.stream(TEXT, PROMPT)
-    assert 1.0 <= time.monotonic() - started_s < 5
+    assert 2.0 <= time.monotonic() - started_s < 10
     assert texts(events) == ["Hello", ","]
     assert events[-2]["error"]["code"] == "decode_worker_silent"
-    assert "silent for 1 s" in events[-2]["error"]["message"]
+    assert "silent for 2 s" in events[-2]["error"]["message"]
     assert events[-1] == "[DONE]"
     wait_until(lambda: pair.decode.abandoned == 1, "the worker was told to stop")
 
