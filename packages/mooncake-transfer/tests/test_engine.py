@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mooncake_transfer import Caller, Region, RemoteRegion, TransferConfig, TransferEngine
+from mooncake_transfer import Caller, Region, RemoteRegion, TransferConfig, TransferEngine, _wire
 from mooncake_transfer.errors import (
     ConfigError,
     EngineClosed,
     MemoryUnavailable,
+    PeerIncompatible,
     PeerRestarted,
     PeerUnreachable,
     RegionBusy,
@@ -375,3 +376,20 @@ def test_a_region_in_use_is_closed_after_its_transfers_or_not_at_all(
         local.close(DEADLINE_S)
     for transfer in transfers:
         transfer.wait(0)  # closing waited for them
+
+
+def test_a_peer_or_descriptor_of_another_protocol_is_refused_with_both_numbers(
+    engines: tuple[TransferEngine, TransferEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = engines
+    current = there.allocate(4096).descriptor()
+    with monkeypatch.context() as future:
+        future.setattr(_wire, "PROTOCOL", 2)
+        newer = TransferEngine()
+        descriptor = there.allocate(4096).descriptor()
+    with newer:
+        with pytest.raises(PeerIncompatible, match=r"speaks protocol 2, this engine 1"):
+            here.connect(newer.address)
+        with pytest.raises(PeerIncompatible, match=r"descriptor.*protocol 2"):
+            here.import_region(descriptor)
+    assert here.import_region(current).nbytes == 4096

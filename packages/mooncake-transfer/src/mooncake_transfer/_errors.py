@@ -4,7 +4,7 @@
 
     TransferError
     ├─ ConfigError
-    ├─ PeerError     ─ PeerUnreachable · PeerRestarted · RemoteError
+    ├─ PeerError     ─ PeerUnreachable · PeerRestarted · PeerIncompatible · RemoteError
     ├─ RegionError   ─ RegionUnknown · RegionRefused · RegionBusy · RegionClosed
     ├─ DriverError   ─ DriverUnavailable · NoRoute
     ├─ MemoryUnavailable
@@ -36,6 +36,10 @@ class PeerUnreachable(PeerError):
 
 class PeerRestarted(PeerError):
     """Another process answers where the peer was. What was learnt from the old one is void; fetch it anew."""
+
+
+class PeerIncompatible(PeerError):
+    """The peer's version of the protocol is another one. A retry fails too."""
 
 
 class RemoteError(PeerError):

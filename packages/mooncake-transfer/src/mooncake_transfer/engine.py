@@ -25,6 +25,7 @@ from mooncake_transfer._errors import (
     ConfigError,
     DriverUnavailable,
     EngineClosed,
+    PeerIncompatible,
     PeerRestarted,
     PeerUnreachable,
     RegionRefused,
@@ -160,12 +161,14 @@ class TransferEngine:
         """Reach the region that ``Region.descriptor()`` of a peer described; connects to the peer if need be.
 
         Raises ConfigError for bytes that are no descriptor, PeerUnreachable, PeerRestarted when the process
-        that made it is gone, NoRoute when no driver leads there. A wrong key is found by the first transfer.
+        that made it is gone, PeerIncompatible, NoRoute when no driver leads there. A wrong key is found by the
+        first transfer.
         """
         try:
             found = msgspec.msgpack.decode(descriptor, type=_wire.Descriptor)
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{len(descriptor)} bytes are no region descriptor: {error}") from None
+        _check_protocol(found.protocol, f"the descriptor of region {found.name!r} of {found.address}")
         peer = self.connect(found.address, timeout_s=timeout_s)
         if peer.epoch != found.epoch:
             raise PeerRestarted(
@@ -236,6 +239,11 @@ class TransferEngine:
             raise PeerUnreachable(
                 f"{address} answers with something that is no engine's hello: {error}"
             ) from None
+        try:
+            _check_protocol(hello.protocol, f"the engine at {address}")
+        except PeerIncompatible:
+            self._channel.disconnect(connection)
+            raise
         return Peer(self, self._channel, connection, address, hello)
 
     def serve(self, method: str, handler: Handler) -> None:
@@ -336,6 +344,14 @@ def _as_blocks(blocks: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     if array.dtype.kind == "i" and array.min() < 0:
         raise ConfigError("blocks holds a negative offset or length")
     return np.ascontiguousarray(array, dtype=np.uint64)
+
+
+def _check_protocol(theirs: int, whose: str) -> None:
+    if theirs != _wire.PROTOCOL:
+        raise PeerIncompatible(
+            f"{whose} speaks protocol {theirs}, this engine {_wire.PROTOCOL}; "
+            "install versions of mooncake-transfer that fit together"
+        )
 
 
 def _shut_down(channel: Channel, dispatcher: Dispatcher, core: CoreEngine, owner_pid: int) -> None:
