@@ -161,8 +161,8 @@ class TransferEngine:
         """Reach the region that ``Region.descriptor()`` of a peer described; connects to the peer if need be.
 
         Raises ConfigError for bytes that are no descriptor, PeerUnreachable, PeerRestarted when the process
-        that made it is gone, PeerIncompatible, NoRoute when no driver leads there. A wrong key is found by the
-        first transfer.
+        that made it is gone, PeerIncompatible, NoRoute when no driver leads there. A wrong key is found by
+        the first transfer.
         """
         try:
             found = msgspec.msgpack.decode(descriptor, type=_wire.Descriptor)
