@@ -15,9 +15,12 @@
  * take a deadline.
  *  - Deadlines are absolute CLOCK_MONOTONIC nanoseconds.
  *  - After a call that failed, last_error() on the same thread tells why, in a sentence for people.
+ *  - A connection outlives its sockets or queue pairs: when they are lost, operations in flight end with
+ * MC_UNREACHABLE, and the next operation submitted makes the driver try to connect anew. A peer that was
+ * restarted at the same address refuses old keys (MC_REFUSED) or is MC_UNREACHABLE; it is never written to.
  *
  * Versions: abi_major must be equal. Within a major, structs only grow at their end; both sides compare
- * struct_size (or abi_minor) before they touch a later member.
+ * struct_size (or abi_minor) before they touch a later member. Members marked 1.1 came with minor 1.
  */
 #ifndef MOONCAKE_DRIVER_H
 #define MOONCAKE_DRIVER_H
@@ -30,7 +33,7 @@ extern "C" {
 #endif
 
 #define MC_ABI_MAJOR 1u
-#define MC_ABI_MINOR 0u
+#define MC_ABI_MINOR 1u
 #define MC_DRIVER_CAPSULE "mooncake.driver.v1"
 #define MC_KEY_BYTES 16   /* access key of a region: random, new for each registration */
 #define MC_BLOB_MAX 1024  /* largest address or key blob a driver may export */
@@ -61,6 +64,9 @@ typedef enum mc_opcode {
   MC_WRITE = 1 /* local memory -> remote memory; done when the bytes are visible at the target */
 } mc_opcode;
 
+/* What a key allows a peer to do. */
+typedef enum mc_access { MC_ACCESS_READ = 1, MC_ACCESS_WRITE = 2 } mc_access;
+
 /* One option as the driver's Python plugin validated it. */
 typedef struct mc_option {
   const char* name;
@@ -77,8 +83,10 @@ typedef struct mc_memory {
   uint64_t fd_offset;
   uint64_t address;
   uint64_t length;
-  uint64_t region_id; /* unique within this engine, never used again */
-  uint8_t key[MC_KEY_BYTES];
+  uint64_t region_id;        /* unique within this engine, never used again */
+  uint8_t key[MC_KEY_BYTES]; /* allows reading and writing; grant() makes lesser keys */
+  int32_t numa_node;         /* 1.1: where the memory lies, -1 when unknown */
+  uint32_t reserved;         /* 1.1: 0 */
 } mc_memory;
 
 /* One operation. `cookie` comes back in the completion. The ranges lie inside the local memory and, as far as
@@ -106,6 +114,7 @@ typedef struct mc_completion {
 } mc_completion;
 
 #define MC_CAP_SAME_HOST_ONLY 1u /* connect() to another machine fails with MC_UNREACHABLE */
+#define MC_CAP_STREAM 2u         /* 1.1: submit_on_stream works */
 
 typedef struct mc_caps {
   uint32_t struct_size;           /* set by the caller */
@@ -116,6 +125,10 @@ typedef struct mc_caps {
   uint64_t max_op_bytes;          /* 0: no limit */
   uint32_t alignment;             /* of offsets and lengths, 1: none */
   uint32_t reserved;
+  uint64_t
+      inline_bytes; /* 1.1: an operation of at most so many bytes may complete inside submit(); 0: none */
+  uint64_t in_flight_bytes; /* 1.1: how much to keep in flight on one connection; 0: the engine's default */
+  uint64_t in_flight_ops;   /* 1.1: how many operations; 0: the engine's default */
 } mc_caps;
 
 typedef struct mc_stats {
@@ -179,6 +192,23 @@ struct mc_driver_v1 {
   /* Asks for an early end of the operations with this cookie. Each still completes: MC_CANCELLED, or its own
    * result. */
   mc_status (*cancel)(mc_handle endpoint, uint64_t cookie);
+
+  /* ---- 1.1; NULL where the driver cannot do it */
+
+  /* Adds a key with lesser rights (mc_access bits) to registered memory and fills what export_key would for
+   * it.
+   */
+  mc_status (*grant)(mc_handle endpoint, mc_handle registered, const uint8_t key[MC_KEY_BYTES],
+                     uint32_t access, void* blob, size_t* length);
+  /* Refuses new operations of peers under this key at once (NULL: under every key; the memory's own
+   * operations as the local side go on), then waits until none is running, at most until the deadline
+   * (MC_TIMEOUT: it stays revoked). A deadline of 0 does not wait and returns MC_OK. MC_INVALID for a key
+   * that was never granted. */
+  mc_status (*revoke)(mc_handle endpoint, mc_handle registered, const uint8_t* key, uint64_t deadline_ns);
+  /* As submit, in the order of a device stream (a CUstream, an aclrtStream): operations start when the work
+   * queued before them is done, and work queued after them starts when they are. */
+  mc_status (*submit_on_stream)(mc_handle endpoint, void* stream, const mc_op* ops, size_t count,
+                                size_t* accepted);
 };
 
 #ifdef __cplusplus
