@@ -24,7 +24,7 @@ import typer
 
 from mooncake_transfer._errors import ConfigError
 
-__all__ = ["Available", "DriverInfo", "Unavailable", "hookimpl", "hookspec"]
+__all__ = ["Available", "DriverInfo", "EndpointSpec", "Unavailable", "hookimpl", "hookspec"]
 
 PROJECT = "mooncake"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -52,6 +52,21 @@ def _no_options(options: Mapping[str, object]) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
+class EndpointSpec:
+    """One endpoint that an engine shall open: usually one for each NIC or address.
+
+    Attributes:
+        device: names it for people and in the labels of its rails (``eth0``, ``192.0.2.1``, ``mlx5_0``).
+        options: what the driver's core gets, as ``DriverInfo.options`` would render it.
+        numa_node: where the device sits, -1 when unknown.
+    """
+
+    device: str
+    options: Mapping[str, str]
+    numa_node: int = -1
+
+
+@dataclass(frozen=True, slots=True)
 class DriverInfo:
     """One driver, described without loading it.
 
@@ -63,6 +78,8 @@ class DriverInfo:
         load: returns the PyCapsule with the C function table; called once, after a good probe.
         options: checks the user's options (raises ConfigError) and renders them as strings for its core.
         network: it listens on the network: its ``host`` option is the engine's host unless the user sets it.
+        endpoints: turns the user's options (raises ConfigError) into the endpoints to open, one or more;
+            None: one, with what ``options`` renders.
     """
 
     name: str
@@ -72,6 +89,7 @@ class DriverInfo:
     load: Callable[[], object]
     options: Callable[[Mapping[str, object]], Mapping[str, str]] = _no_options
     network: bool = False
+    endpoints: Callable[[Mapping[str, object]], Sequence[EndpointSpec]] | None = None
 
 
 @hookspec
