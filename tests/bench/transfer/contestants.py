@@ -1,0 +1,68 @@
+"""Starts the contestants of the transfer benchmark, or says why one cannot take part."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import peers
+from contestant import Contestant, ContestantFailed
+from transfer import cases
+
+AGENTS = Path(__file__).resolve().parents[1] / "agents"
+
+LABELS = {
+    cases.NIXL: "nixl 1.5.1, default",
+    cases.NIXL_TCP: "nixl 1.5.1, tcp",
+    cases.NIXL_TCP_SEEN: "nixl 1.5.1, tcp, until notified",
+    cases.UPSTREAM: "upstream 0.3.13.post1, tcp",
+    cases.GLOO: "gloo of torch 2.13.0, send + answer",
+    cases.COPY: "plain copy, best of 4 ways",
+}
+
+
+def _command(name: str, folder: Path | None) -> list[str]:
+    """The command of an agent. Raises PeerMissing."""
+    if name in (cases.SHM, cases.TCP):
+        return [sys.executable, str(AGENTS / "ours.py"), "--driver", name.removeprefix("ours-")]
+    if folder is None:
+        raise peers.PeerMissing("peers were not asked for (--without-peers)")
+    if name == cases.COPY:
+        library = peers.plain_copy_library(folder)
+        return [sys.executable, str(AGENTS / "plain_copy.py"), "--library", str(library)]
+    if name == cases.UPSTREAM:
+        return [str(peers.python_of(peers.UPSTREAM, folder)), str(AGENTS / "upstream.py")]
+    python = str(peers.python_of(peers.NIXL, folder))
+    if name == cases.GLOO:
+        return [python, str(AGENTS / "gloo.py")]
+    options = {
+        cases.NIXL: [],
+        cases.NIXL_TCP: ["--tls", "tcp,self"],
+        cases.NIXL_TCP_SEEN: ["--tls", "tcp,self", "--visible"],
+    }
+    return [python, str(AGENTS / "nixl.py"), *options[name]]
+
+
+@contextlib.contextmanager
+def started(
+    names: Iterable[str], folder: Path | None, progress: Callable[[str], None]
+) -> Iterator[tuple[dict[str, Contestant], dict[str, str]]]:
+    """Start those of ``names`` that can be had; gives them, and the reasons of the others."""
+    running: dict[str, Contestant] = {}
+    absent: dict[str, str] = {}
+    try:
+        for name in names:
+            progress(f"starting {LABELS.get(name, name)}")
+            try:
+                running[name] = Contestant(name, _command(name, folder), name.startswith("nixl"))
+            except peers.PeerMissing as missing:
+                absent[name] = str(missing)
+            except ContestantFailed as failure:
+                remedy = f" ({peers.UPSTREAM.remedy})" if name == cases.UPSTREAM else ""
+                absent[name] = f"{failure}{remedy}"
+        yield running, absent
+    finally:
+        for contestant in running.values():
+            contestant.close()
