@@ -42,7 +42,7 @@ def changed_at(folder: Path) -> float:
     """Return when anything that an install of this member turns into something else was last changed."""
     inputs = [folder / "pyproject.toml"]
     if (folder / "CMakeLists.txt").is_file():
-        inputs += [folder / "CMakeLists.txt", *folder.glob("core/**/*"), *ROOT.glob("abi/*")]
+        inputs += [folder / "CMakeLists.txt", *folder.glob("core/**/*"), *ROOT.glob("abi/**/*")]
     return max(file.stat().st_mtime for file in inputs if file.is_file())
 
 
