@@ -1,23 +1,111 @@
-"""``mooncake doctor``: what can be used on this machine, and the reason for what cannot."""
+"""``mooncake doctor``: what can be used on this machine, and the reason and remedy for what cannot."""
 
 from __future__ import annotations
 
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import msgspec
+import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from mooncake_transfer.drivers import probe_drivers
-from mooncake_transfer.plugins import driver_plugins
+from mooncake_transfer.drivers import DriverStatus, probe_drivers
+from mooncake_transfer.limits import WARNING, Limit, machine_limits
+from mooncake_transfer.plugins import CLI_GROUP, BrokenPlugin, driver_plugins, load_plugins
 
-__all__ = ["doctor"]
+__all__ = ["Report", "doctor", "examine"]
+
+INSTALL = "pip install mooncake-transfer[shm,tcp]"
+STYLES = {"ok": "green", "warning": "yellow", "unknown": "dim"}
 
 
-def doctor() -> None:
-    """Show every installed driver: usable, or the exact reason why not. Never changes anything."""
-    console = Console()
-    table = Table("driver", "priority", "usable", "devices or reason")
-    for status in probe_drivers():
-        detail = ", ".join(status.devices) if status.usable else status.reason
-        table.add_row(status.name, str(status.priority), "yes" if status.usable else "no", detail)
-    console.print(table)
-    for broken in driver_plugins().broken:
-        console.print(f"plugin {broken.name} ({broken.origin}) cannot be used: {broken.reason}")
+class Report(msgspec.Struct, frozen=True):
+    """What ``mooncake doctor --json`` prints.
+
+    Attributes:
+        healthy: at least one driver can be used, and no plugin is broken.
+        remedy: what to do when it is not healthy.
+        versions: of this package, Python and the kernel.
+        drivers: every installed driver, the one that is tried first in front.
+        broken_plugins: what was found and could not be imported or asked.
+        limits: what the machine allows.
+    """
+
+    healthy: bool
+    remedy: str
+    versions: dict[str, str]
+    drivers: list[DriverStatus]
+    broken_plugins: list[BrokenPlugin]
+    limits: list[Limit]
+
+
+def examine() -> Report:
+    """Probe every driver and look at every limit. Changes nothing."""
+    drivers = probe_drivers()
+    broken = [*driver_plugins().broken, *load_plugins(CLI_GROUP).broken]
+    remedy = ""
+    if not drivers:
+        remedy = f"no driver is installed, so nothing can be moved; try: {INSTALL}"
+    elif not any(status.usable for status in drivers):
+        remedy = f"none of the installed drivers can be used here; their reasons are above, or try: {INSTALL}"
+    elif broken:
+        remedy = "reinstall or remove the packages whose plugins are broken"
+    return Report(not remedy, remedy, _versions(), drivers, broken, machine_limits())
+
+
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Show every driver, usable or the exact reason why not, and the limits of this machine.
+
+    Changes nothing. Ends with exit status 0 when at least one driver can be used and no plugin is broken,
+    else with 1. Limits never change the exit status.
+    """
+    report = examine()
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        _show(report, Console())
+    if not report.healthy:
+        raise typer.Exit(1)
+
+
+def _versions() -> dict[str, str]:
+    try:
+        own = version("mooncake-transfer")
+    except PackageNotFoundError:
+        own = "unknown (not installed as a package)"
+    return {"mooncake-transfer": own, "Python": platform.python_version(), "kernel": platform.release()}
+
+
+def _show(report: Report, console: Console) -> None:
+    console.print(", ".join(f"{name} {text}" for name, text in report.versions.items()), highlight=False)
+    if report.drivers:
+        drivers = Table("driver", "priority", "usable", "devices or reason", title="drivers")
+        for status in report.drivers:
+            usable = "[green]yes[/]" if status.usable else "[red]no[/]"
+            detail = ", ".join(status.devices) if status.usable else status.reason
+            drivers.add_row(escape(status.name), str(status.priority), usable, escape(detail))
+        console.print(drivers)
+    for broken in report.broken_plugins:
+        text = f"plugin {broken.name} ({broken.origin}) cannot be used: {broken.reason}"
+        console.print(text, style="red", markup=False, highlight=False)
+    limits = Table("limit", "state", "found", "what it means, and what helps", title="this machine")
+    for limit in report.limits:
+        state = f"[{STYLES[limit.state]}]{limit.state}[/]"
+        advice = "\n".join(part for part in (limit.effect, limit.remedy) if part)
+        limits.add_row(escape(limit.name), state, escape(limit.value), escape(advice))
+    console.print(limits)
+    console.print(_conclusion(report), markup=False, highlight=False)
+
+
+def _conclusion(report: Report) -> str:
+    usable = [status.name for status in report.drivers if status.usable]
+    warnings = sum(limit.state == WARNING for limit in report.limits)
+    words = [report.remedy or f"usable drivers, best first: {', '.join(usable)}"]
+    if warnings:
+        words.append(f"{warnings} of {len(report.limits)} limits may be in the way")
+    return "; ".join(words)
