@@ -5,9 +5,9 @@
     TransferError
     ├─ ConfigError
     ├─ PeerError     ─ PeerUnreachable · PeerRestarted · PeerIncompatible · RemoteError
-    ├─ RegionError   ─ RegionUnknown · RegionRefused · RegionBusy · RegionClosed
+    ├─ RegionError   ─ RegionUnknown · RegionRefused · RegionBusy · RegionClosed · RegionOverlap
     ├─ DriverError   ─ DriverUnavailable · NoRoute
-    ├─ MemoryUnavailable
+    ├─ MemoryUnavailable ─ PoolExhausted
     ├─ TransferTimeout
     ├─ TransferCancelled
     └─ EngineClosed
@@ -76,6 +76,10 @@ class RegionClosed(RegionError):
     """The region was closed on this side."""
 
 
+class RegionOverlap(RegionError):
+    """The memory overlaps a registered region in part. Equal and nested ranges are fine."""
+
+
 class DriverError(TransferError):
     """Something about a driver."""
 
@@ -90,6 +94,10 @@ class NoRoute(DriverError):
 
 class MemoryUnavailable(TransferError, MemoryError):
     """The memory asked for is not to be had on this machine. Nothing was allocated."""
+
+
+class PoolExhausted(MemoryUnavailable, TimeoutError):
+    """No buffer came free in time; the message says who holds how much. A retry is safe."""
 
 
 class TransferTimeout(TransferError, TimeoutError):

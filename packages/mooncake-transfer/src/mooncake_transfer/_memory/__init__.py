@@ -1,0 +1,1 @@
+"""Parts of ``mooncake_transfer.memory``."""
