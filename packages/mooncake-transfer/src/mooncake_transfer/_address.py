@@ -1,4 +1,4 @@
-"""``host:port`` as text."""
+"""``host:port`` as text, and what may be a name instead."""
 
 from __future__ import annotations
 
@@ -16,3 +16,20 @@ def split_address(address: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """Put host and port together, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_address(text: str) -> bool:
+    """Whether it has the form ``host:port``; what has not is a name."""
+    return text.rpartition(":")[2].isdecimal() and ":" in text
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError for what cannot be the name of an engine; any other text up to 255 bytes can."""
+    if "/" in name or is_address(name):
+        raise ConfigError(f"name {name!r} has a slash or looks like host:port; choose another name")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"name {name!r} is no valid text: {error}") from None
+    if not 1 <= size <= 255:
+        raise ConfigError(f"name {name[:20]!r}... has {size} bytes; 1 to 255 are allowed")

@@ -7,6 +7,7 @@
     ├─ PeerError     ─ PeerUnreachable · PeerRestarted · PeerIncompatible · RemoteError
     ├─ RegionError   ─ RegionUnknown · RegionRefused · RegionBusy · RegionClosed · RegionOverlap
     ├─ DriverError   ─ DriverUnavailable · NoRoute
+    ├─ RegistryError ─ RegistryUnavailable · NameUnknown
     ├─ MemoryUnavailable ─ PoolExhausted
     ├─ TransferTimeout
     ├─ TransferCancelled
@@ -90,6 +91,18 @@ class DriverUnavailable(DriverError):
 
 class NoRoute(DriverError):
     """No driver reaches the peer for this pair of regions; the message lists what each one said."""
+
+
+class RegistryError(TransferError):
+    """Something about looking up names. Peers that are connected are not affected."""
+
+
+class RegistryUnavailable(RegistryError):
+    """The registry did not answer, or refused. A retry is safe; names come back by themselves."""
+
+
+class NameUnknown(RegistryError):
+    """The registry answers, and nobody has announced that name. A retry is safe."""
 
 
 class MemoryUnavailable(TransferError, MemoryError):

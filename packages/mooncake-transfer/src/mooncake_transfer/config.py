@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
+from mooncake_transfer._address import check_name
 from mooncake_transfer._errors import ConfigError
 
 __all__ = ["TransferConfig"]
 
 OptionValue = str | int | float | bool
+
+
+TIMES = (
+    "connect_timeout_s",
+    "call_timeout_s",
+    "transfer_timeout_s",
+    "close_timeout_s",
+    "registry_ttl_s",
+    "registry_timeout_s",
+)
 
 
 class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,6 +36,11 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         transfer_timeout_s: how long ``Transfer.wait()`` waits when not told otherwise.
         close_timeout_s: how long closing a region waits for peers that still use it.
         handler_threads: how many handlers of ``serve()`` may run at once.
+        registry: URL of the registry that knows engines by name: ``memory:NAME``, ``http://host:port``,
+            ``etcd://host:2379``, ``redis://host:6379/0``; empty: no names. See the package's README.
+        name: what this engine is called there; empty: it only looks others up.
+        registry_ttl_s: how long the registry keeps the name of an engine that died.
+        registry_timeout_s: how long each step of a question to the registry may take.
     """
 
     host: str = "127.0.0.1"
@@ -37,14 +53,22 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     transfer_timeout_s: float = 60.0
     close_timeout_s: float = 10.0
     handler_threads: int = 4
+    registry: str = ""
+    name: str = ""
+    registry_ttl_s: float = 15.0
+    registry_timeout_s: float = 2.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port {self.port} is outside 0..65535; use 0 for any free port")
-        for name in ("connect_timeout_s", "call_timeout_s", "transfer_timeout_s", "close_timeout_s"):
+        for name in TIMES:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be a positive number of seconds")
         if self.handler_threads < 1:
             raise ConfigError(f"handler_threads is {self.handler_threads}; at least one is needed")
         if self.drivers is not None and not self.drivers:
             raise ConfigError("drivers is empty; name at least one, or use None for every usable driver")
+        if self.name:
+            check_name(self.name)
+            if not self.registry:
+                raise ConfigError(f"name is {self.name!r} but registry is empty; set a registry's URL too")

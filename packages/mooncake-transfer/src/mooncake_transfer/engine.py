@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_transfer import _wire
-from mooncake_transfer._address import join_address, split_address
+from mooncake_transfer._address import is_address, join_address, split_address
 from mooncake_transfer._core import Channel
 from mooncake_transfer._core import Engine as CoreEngine
 from mooncake_transfer._errors import (
@@ -37,6 +37,7 @@ from mooncake_transfer.hooks import DriverInfo
 from mooncake_transfer.memory import Memory, allocate_shareable, wrap
 from mooncake_transfer.peer import REGION_METHOD, Caller, Peer
 from mooncake_transfer.region import Region, RemoteRegion
+from mooncake_transfer.registry.directory import Directory
 from mooncake_transfer.transfer import Transfer
 
 __all__ = ["TransferEngine"]
@@ -76,6 +77,9 @@ class TransferEngine:
         )
         try:
             self.address = self._start()
+            self._directory = Directory(self.config, self.address, self.epoch)
+            # Made after the engine's own, so it runs before: a name is taken back while it still leads here.
+            self._leave_directory = weakref.finalize(self, _leave, self._directory, os.getpid())
         except BaseException:
             self.close()
             raise
@@ -198,6 +202,7 @@ class TransferEngine:
         core = region._core
         if core is None:
             return
+        self._directory.withdraw(region)
         self._core.close_region(core, self.config.close_timeout_s if timeout_s is None else timeout_s)
         with self._lock:
             if self._regions.pop(region._id, None) is None:
@@ -208,12 +213,16 @@ class TransferEngine:
     # ---- peers
 
     def connect(self, address: str, *, timeout_s: float | None = None) -> Peer:
-        """Reach the engine at ``host:port``; a standing connection is used again.
+        """Reach the engine at ``host:port``, or the one the registry knows by a name without a port.
 
-        Raises ConfigError for a malformed address, PeerUnreachable when no engine answers within
-        ``timeout_s`` (default: ``connect_timeout_s``).
+        A standing connection is used again. Raises PeerUnreachable when no engine answers within
+        ``timeout_s`` (default: ``connect_timeout_s``), ConfigError for a malformed address; with a name also
+        NameUnknown, RegistryUnavailable.
         """
         self._require_open()
+        if not is_address(address):
+            limit_s = self.config.connect_timeout_s if timeout_s is None else timeout_s
+            return self._directory.connect(address, lambda at, s: self.connect(at, timeout_s=s), limit_s)
         host, port = split_address(address)
         with self._lock:
             address_lock = self._peer_locks.setdefault(address, threading.Lock())
@@ -261,6 +270,25 @@ class TransferEngine:
         """
         self._dispatcher.on_peer_lost(handler)
 
+    def publish(self, region: Region, *, name: str = "") -> None:
+        """Let peers find ``region`` as ``engine-name/name`` (default: the region's own name).
+
+        Who can read the registry then may read and write the region. It is taken back when the region or the
+        engine is closed, and expires when the process dies. A registry that does not answer gets it later.
+        Raises ConfigError when the engine has no name, RegionClosed.
+        """
+        self._require_open()
+        self._directory.publish(region, name or region.name, region.descriptor())
+
+    def find_region(self, path: str, *, timeout_s: float | None = None) -> RemoteRegion:
+        """Reach the region that a peer published: ``engine-name/region-name``.
+
+        Raises NameUnknown, RegistryUnavailable, and as ``import_region`` does.
+        """
+        self._require_open()
+        limit_s = self.config.connect_timeout_s if timeout_s is None else timeout_s
+        return self._directory.find_region(path, lambda d, s: self.import_region(d, timeout_s=s), limit_s)
+
     # ---- transfers
 
     def read(self, local: Region, remote: RemoteRegion, blocks: npt.ArrayLike) -> Transfer:
@@ -291,6 +319,8 @@ class TransferEngine:
 
     def close(self) -> None:
         """End every transfer (EngineClosed), revoke every region, leave no thread. Safe to call twice."""
+        if hasattr(self, "_leave_directory"):
+            self._leave_directory()
         self._finalizer()
         with self._lock:
             regions, self._regions = list(self._regions.values()), {}
@@ -352,6 +382,11 @@ def _check_protocol(theirs: int, whose: str) -> None:
             f"{whose} speaks protocol {theirs}, this engine {_wire.PROTOCOL}; "
             "install versions of mooncake-transfer that fit together"
         )
+
+
+def _leave(directory: Directory, owner_pid: int) -> None:
+    if os.getpid() == owner_pid:
+        directory.close()
 
 
 def _shut_down(channel: Channel, dispatcher: Dispatcher, core: CoreEngine, owner_pid: int) -> None:

@@ -18,13 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pluggy
 import typer
 
 from mooncake_transfer._errors import ConfigError
 
-__all__ = ["Available", "DriverInfo", "EndpointSpec", "Unavailable", "hookimpl", "hookspec"]
+__all__ = ["Available", "DriverInfo", "EndpointSpec", "RegistryInfo", "Unavailable", "hookimpl", "hookspec"]
+
+if TYPE_CHECKING:
+    from mooncake_transfer.registry.contract import Registry
 
 PROJECT = "mooncake"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -95,6 +99,25 @@ class DriverInfo:
 @hookspec
 def mooncake_transfer_drivers() -> Sequence[DriverInfo]:  # type: ignore[empty-body]
     """Describe the drivers this plugin offers. Called once, when the first engine starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryInfo:
+    """One way to look up engines by name.
+
+    Attributes:
+        scheme: what its URLs start with, before the colon.
+        open: makes the registry of a URL, without connecting to it yet; gets the URL and the seconds that
+            each step of a call may take. Raises ConfigError for a URL that cannot work.
+    """
+
+    scheme: str
+    open: Callable[[str, float], Registry]
+
+
+@hookspec
+def mooncake_registries() -> Sequence[RegistryInfo]:  # type: ignore[empty-body]
+    """Describe the registries this plugin offers. Called when the first engine with a registry starts."""
 
 
 @hookspec

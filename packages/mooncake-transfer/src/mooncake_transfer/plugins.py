@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
 
 import pluggy
 
 from mooncake_transfer import hooks
-from mooncake_transfer.hooks import DriverInfo
+from mooncake_transfer.hooks import DriverInfo, RegistryInfo
 
 __all__ = ["BrokenPlugin", "Plugins", "load_plugins"]
 
 DRIVER_GROUP = "mooncake_transfer.drivers"
 CLI_GROUP = "mooncake_transfer.cli"
+REGISTRY_GROUP = "mooncake_transfer.registries"
+
+Info = TypeVar("Info", DriverInfo, RegistryInfo)
 
 log = logging.getLogger(__name__)
 
@@ -39,35 +43,43 @@ class Plugins:
 
     def drivers(self) -> list[DriverInfo]:
         """Every driver described by a working plugin, highest priority first, then by name."""
-        found: dict[str, DriverInfo] = {}
-        for plugin_name, info in self._described():
-            if info.name in found:
+        found = self._unique("driver", "mooncake_transfer_drivers", DriverInfo, lambda info: info.name)
+        return sorted(found, key=lambda info: (-info.priority, info.name))
+
+    def registries(self) -> list[RegistryInfo]:
+        """Every registry described by a working plugin; the first plugin by name has a scheme."""
+        return self._unique("registry", "mooncake_registries", RegistryInfo, lambda info: info.scheme)
+
+    def _unique(self, what: str, hook: str, kind: type[Info], name_of: Callable[[Info], str]) -> list[Info]:
+        found: dict[str, Info] = {}
+        for plugin_name, info in self._described(hook, kind):
+            if name_of(info) in found:
                 self._reject(
-                    plugin_name, f"offers a second driver named {info.name!r}; the first one is kept"
+                    plugin_name, f"offers a second {what} named {name_of(info)!r}; the first one is kept"
                 )
             else:
-                found[info.name] = info
-        return sorted(found.values(), key=lambda info: (-info.priority, info.name))
+                found[name_of(info)] = info
+        return list(found.values())
 
-    def _described(self) -> Iterator[tuple[str, DriverInfo]]:
+    def _described(self, hook_name: str, kind: type[Info]) -> Iterator[tuple[str, Info]]:
         # Entry-point order is not stable; by name, the outcome of a clash is always the same.
         for name, plugin in sorted(self.manager.list_name_plugin()):
-            hook = getattr(plugin, "mooncake_transfer_drivers", None)
+            hook = getattr(plugin, hook_name, None)
             if hook is None:
                 continue
             try:
-                yield from [(name, _checked(info)) for info in hook()]
+                yield from [(name, _checked(info, kind)) for info in hook()]
             except Exception as error:  # noqa: BLE001 - a third party's code: its failure is reported
-                self._reject(name, f"mooncake_transfer_drivers() failed: {_describe(error)}")
+                self._reject(name, f"{hook_name}() failed: {_describe(error)}")
 
     def _reject(self, name: str, reason: str) -> None:
         log.warning("plugin %s: %s", name, reason)
         self.broken.append(BrokenPlugin(name, "hook", reason))
 
 
-def _checked(info: object) -> DriverInfo:
-    if not isinstance(info, DriverInfo):
-        raise TypeError(f"expected DriverInfo, got {type(info).__name__}")
+def _checked(info: object, kind: type[Info]) -> Info:
+    if not isinstance(info, kind):
+        raise TypeError(f"expected {kind.__name__}, got {type(info).__name__}")
     return info
 
 
