@@ -30,9 +30,10 @@ log = logging.getLogger(__name__)
 class Announcer:
     """Announces a name and published regions, renews them, and brings them back after the registry lost them.
 
-    The engine that claims a name last has it. The former holder notices at its next renewal, takes its regions
-    back, says so in the log, and returns when the name is free again. Generations order the claims, also when a
-    registry has lost everything and all engines announce anew at once. Holds no reference to an engine.
+    The engine that claims a name last has it. The former holder notices at its next renewal, takes its
+    regions back, says so in the log, and returns when the name is free again. Generations order the claims,
+    also when a registry has lost everything and all engines announce anew at once. Holds no reference to an
+    engine.
     """
 
     def __init__(self, registry: Registry, name: str, address: str, epoch: int, ttl_s: float) -> None:
@@ -126,7 +127,7 @@ class Announcer:
                 log.warning("%r is not announced for now; connected peers go on: %s", self._name, error)
             self._failures += 1
             self._renew_at_s = 0.0
-            longest_s = min(FIRST_RETRY_S * 2 ** min(self._failures, 16), LONGEST_RETRY_S, period_s)
+            longest_s = min(FIRST_RETRY_S * (1 << min(self._failures, 16)), LONGEST_RETRY_S, period_s)
             # Jitter: engines that lost the registry together must not come back together.
             return longest_s * random.uniform(0.5, 1)
         except Exception:
@@ -139,7 +140,7 @@ class Announcer:
         return max(self._renew_at_s - time.monotonic(), 0.0)
 
     def _renew(self, period_s: float) -> None:
-        # A pass that only brings a new region does not renew the others, or publishing many would be quadratic.
+        # A pass that only brings a new region does not renew the others: publishing many would be quadratic.
         if time.monotonic() < self._renew_at_s:
             return
         if self._held:

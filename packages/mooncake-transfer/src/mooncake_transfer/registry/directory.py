@@ -38,7 +38,7 @@ Found = TypeVar("Found")
 class Directory:
     """What an engine asks its registry: its own name and regions are announced, those of others looked up.
 
-    Without a registry in the configuration, every name is a ConfigError. Thread-safe. It holds no reference to
+    Without a registry in the configuration, every name is a ConfigError. Thread-safe. Holds no reference to
     the engine.
     """
 
@@ -117,8 +117,9 @@ class Directory:
     ) -> Found:
         """Go where an entry leads; one that is out of date is read again until the deadline.
 
-        When the registry does not answer or has lost the entry, what it said last is tried: the engine may
-        well be there, and its epoch tells if it is another one.
+        When the registry does not answer or has lost the name, what it said last is tried: the engine may
+        well be there, and its epoch tells if it is another one. A region that is no longer listed was taken
+        back.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -126,7 +127,7 @@ class Directory:
             try:
                 value = self._look_up(key, what)
             except (NameUnknown, RegistryUnavailable) as error:
-                if key not in self._known:
+                if key not in self._known or (kind is RegionRecord and isinstance(error, NameUnknown)):
                     raise
                 value, trouble = self._known[key], error
             left_s = max(deadline_s - time.monotonic(), 0.0)
@@ -154,14 +155,14 @@ class Directory:
     def _require_registry(self, what: str) -> Registry:
         if self._registry is None:
             raise ConfigError(
-                f"{what} cannot be looked up without a registry: use host:port, or set TransferConfig.registry"
+                f"{what} cannot be looked up without a registry; use host:port or set TransferConfig.registry"
             )
         return self._registry
 
     # ---- this engine
 
     def publish(self, region: Region, name: str, descriptor: bytes) -> None:
-        """Announce a region. Raises ConfigError without a name of the engine, or when another has the name."""
+        """Announce a region. Raises ConfigError when the engine has no name or another region has that one."""
         if self._announcer is None:
             raise ConfigError(
                 f"region {name!r} cannot be published by an engine without a name: "
