@@ -162,7 +162,7 @@ class Directory:
     # ---- this engine
 
     def publish(self, region: Region, name: str, descriptor: bytes) -> None:
-        """Announce a region. Raises ConfigError when the engine has no name or another region has that one."""
+        """Announce a region. Raises ConfigError when the engine has no name, or another region that one."""
         if self._announcer is None:
             raise ConfigError(
                 f"region {name!r} cannot be published by an engine without a name: "
