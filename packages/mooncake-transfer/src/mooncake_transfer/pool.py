@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mooncake_transfer._errors import ConfigError, PoolExhausted, RegionBusy, RegionClosed
 from mooncake_transfer.region import Region
@@ -90,8 +90,7 @@ class _Slab:
     held: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(NamedTuple):
     slab: _Slab
     offset: int
     size: int
@@ -140,7 +139,9 @@ class BufferPool:
         self._growing = False
         self._slabs_made = 0
         # For each size the free blocks, as an ordered set: what was freed last is used first, still warm.
-        self._free: dict[int, dict[tuple[_Slab, int], None]] = {}
+        self._free: dict[int, dict[_Block, None]] = {}
+        # Those of them that may have a free neighbour to join: joining waits until somebody needs a larger one.
+        self._loose: dict[_Block, None] = {}
         self._waiters: deque[_Waiter] = deque()
         self._buffers = self._held_bytes = self._peak_bytes = 0
         self._closed = False
@@ -194,10 +195,11 @@ class BufferPool:
         Raises RegionBusy when peers still use one; the next ``trim()`` or ``close()`` tries it again.
         """
         with self._lock:
+            self._join()
             idle = [slab for slab in self._slabs if not slab.held]
             for slab in idle:
                 self._slabs.remove(slab)
-                del self._free[self.slab_bytes][slab, 0]
+                del self._free[self.slab_bytes][_Block(slab, 0, self.slab_bytes)]
             self._retired += idle
         self._close_retired()
         return len(idle) * self.slab_bytes
@@ -220,6 +222,7 @@ class BufferPool:
             self._retired += self._slabs
             self._slabs.clear()
             self._free.clear()
+            self._loose.clear()
         self._close_retired()
 
     def _close_retired(self) -> None:
@@ -292,7 +295,11 @@ class BufferPool:
     def _serve(self) -> None:
         """Hand free blocks to those who wait, strictly in order: a large request is never starved."""
         while self._waiters and not self._closed:
-            block = self._cut(self._waiters[0].size)
+            size = self._waiters[0].size
+            block = self._cut(size)
+            if block is None:
+                self._join()
+                block = self._cut(size)
             if block is None:
                 return
             self._waiters.popleft().block = block
@@ -317,30 +324,39 @@ class BufferPool:
             found *= 2
             if found > self.slab_bytes:
                 return None
-        (slab, offset), _ = self._free[found].popitem()
+        block, _ = self._free[found].popitem()
+        self._loose.pop(block, None)
         while found > size:
             found //= 2
-            self._add_free(_Block(slab, offset + found, found))
-        return _Block(slab, offset, size)
+            self._add_free(_Block(block.slab, block.offset + found, found))
+        return block if block.size == size else _Block(block.slab, block.offset, size)
 
     def _add_free(self, block: _Block) -> None:
-        self._free.setdefault(block.size, {})[block.slab, block.offset] = None
+        self._free.setdefault(block.size, {})[block] = None
 
     def _put_back(self, block: _Block) -> None:
         block.slab.held -= 1
         self._buffers -= 1
         self._held_bytes -= block.size
-        slab, offset, size = block.slab, block.offset, block.size
-        # The other half of the block that this one was cut from lies at the address with one bit flipped.
-        while size < self.slab_bytes and (slab, offset ^ size) in self._free.get(size, {}):
-            del self._free[size][slab, offset ^ size]
-            offset &= ~size
-            size *= 2
-        self._add_free(_Block(slab, offset, size))
+        self._add_free(block)
+        self._loose[block] = None
+
+    def _join(self) -> None:
+        """Join what came back since the last time with its free neighbours; each block is looked at once."""
+        while self._loose:
+            block, _ = self._loose.popitem()
+            slab, offset, size = block
+            # The other half of what a block was cut from lies where its offset has one bit flipped.
+            while size < self.slab_bytes and (other := _Block(slab, offset ^ size, size)) in self._free[size]:
+                del self._free[size][other], self._free[size][_Block(slab, offset, size)]
+                self._loose.pop(other, None)
+                offset &= ~size
+                size *= 2
+                self._add_free(_Block(slab, offset, size))
 
     def _why_exhausted(self, nbytes: int, timeout_s: float) -> str:
         return (
             f"no {nbytes} bytes came free in pool {self.name!r} within {timeout_s:g} s: "
-            f"{self._buffers} buffers hold {self._held_bytes} of at most {self.max_bytes} bytes, {len(self._waiters)} callers wait; "
-            "release buffers sooner or raise max_bytes"
+            f"{self._buffers} buffers hold {self._held_bytes} of at most {self.max_bytes} bytes, "
+            f"{len(self._waiters)} callers wait; release buffers sooner or raise max_bytes"
         )
