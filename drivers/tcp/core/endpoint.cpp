@@ -43,7 +43,11 @@ Status Endpoint::begin() {
   if (!listening.ok()) return listening;
   shared_.own_hosts = interface_addresses();
   EndpointAddress address{nonce_, {listener_->bound()}};
-  if (listener_->bound().is_wildcard()) {
+  if (!shared_.options.advertise_host.empty()) {
+    Status resolved = resolve(shared_.options.advertise_host, &address.hosts[0]);
+    if (!resolved.ok()) return resolved;
+    address.hosts[0].set_port(listener_->bound().port());
+  } else if (listener_->bound().is_wildcard()) {
     address.hosts.clear();
     for (SocketAddress host : shared_.own_hosts) {
       // An IPv6 wildcard takes IPv4 too, unless the system says otherwise; a host that does not answer is

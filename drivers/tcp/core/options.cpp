@@ -50,6 +50,10 @@ Status parse_option(std::string_view name, std::string_view value, Options* pars
     parsed->host = value;
     return {};
   }
+  if (name == "advertise_host") {
+    parsed->advertise_host = value;
+    return {};
+  }
   for (const auto& limits : kSmall) {
     if (limits.name == name) return store(limits, value, parsed);
   }

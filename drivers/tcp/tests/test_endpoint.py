@@ -58,6 +58,12 @@ def test_every_interface_is_told_to_peers_of_a_wildcard_endpoint(start: Start, a
     check_read(start(), owner, MIB)
 
 
+def test_peers_are_told_the_address_to_advertise(start: Start, address_of: AddressOf) -> None:
+    owner = start(host="0.0.0.0", advertise_host="127.0.0.9")
+    assert address_of(owner).hosts == ("127.0.0.9",)
+    check_read(start(), owner, MIB)
+
+
 def test_the_engine_gives_the_driver_its_host(engine: TransferEngine, address_of: AddressOf) -> None:
     assert address_of(engine).hosts == ("127.0.0.1",)
 

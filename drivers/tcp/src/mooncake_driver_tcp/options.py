@@ -31,6 +31,8 @@ class TcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         host: name or address to listen on; ``0.0.0.0`` listens on, and tells peers of, every interface.
             Without it, the engine's own ``host``.
+        advertise_host: what peers are told to connect to, with the port it listens on: the outer address of a
+            container or a proxy. Empty: where it listens.
         port_min: first port to try; 0 for any free one.
         port_max: last port to try; 0 for ``port_min`` only.
         connections: connections to each peer, opened when there is enough to move for them.
@@ -44,6 +46,7 @@ class TcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     host: str = "127.0.0.1"
+    advertise_host: str = ""
     port_min: int = 0
     port_max: int = 0
     connections: int = 2
