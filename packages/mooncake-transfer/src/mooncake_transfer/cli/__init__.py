@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from mooncake_transfer.cli.bench import bench_commands
 from mooncake_transfer.cli.doctor import doctor
 from mooncake_transfer.plugins import CLI_GROUP, load_plugins
 
@@ -21,6 +22,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_describe_program)
     app.command()(doctor)
+    app.add_typer(bench_commands)
     load_plugins(CLI_GROUP).manager.hook.mooncake_cli(app=app)
     return app
 

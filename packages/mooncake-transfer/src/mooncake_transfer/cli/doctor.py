@@ -92,14 +92,14 @@ def _show(report: Report, console: Console) -> None:
         console.print(drivers)
     for broken in report.broken_plugins:
         text = f"plugin {broken.name} ({broken.origin}) cannot be used: {broken.reason}"
-        console.print(text, style="red", markup=False, highlight=False)
+        console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     limits = Table("limit", "state", "found", "what it means, and what helps", title="this machine")
     for limit in report.limits:
         state = f"[{STYLES[limit.state]}]{limit.state}[/]"
         advice = "\n".join(part for part in (limit.effect, limit.remedy) if part)
         limits.add_row(escape(limit.name), state, escape(limit.value), escape(advice))
     console.print(limits)
-    console.print(_conclusion(report), markup=False, highlight=False)
+    console.print(_conclusion(report), markup=False, highlight=False, soft_wrap=True)
 
 
 def _conclusion(report: Report) -> str:

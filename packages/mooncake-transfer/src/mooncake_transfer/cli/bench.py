@@ -1,0 +1,207 @@
+"""``mooncake bench``: how fast bytes move between this process and a target, here or on another host."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from mooncake_transfer._errors import ConfigError, DriverUnavailable, TransferError
+from mooncake_transfer.bench import (
+    BenchTarget,
+    LocalTarget,
+    Plan,
+    Result,
+    measure,
+    parse_size,
+    parse_sizes,
+    request_region,
+    shown_size,
+    verify,
+)
+from mooncake_transfer.bench.plot import plot_results, require_plotting
+from mooncake_transfer.bench.verdict import verdict
+from mooncake_transfer.config import TransferConfig
+from mooncake_transfer.drivers import probe_drivers
+from mooncake_transfer.engine import TransferEngine
+from mooncake_transfer.process import announce_ready, configure_logging, watch_lifeline
+
+__all__ = ["bench_commands"]
+
+FAILED, WRONG_USE = 1, 2
+
+bench_commands = typer.Typer(
+    name="bench", help="Measure the transfer engine on your machines.", no_args_is_help=True
+)
+
+
+@bench_commands.callback()
+def _describe() -> None:
+    """Measure the transfer engine on your machines."""
+
+
+@bench_commands.command()
+def transfer(
+    target: Annotated[
+        str, typer.Option(help="host:port of a `mooncake bench serve`; without it one is started here.")
+    ] = "",
+    sizes: Annotated[str, typer.Option(help="Block sizes, separated by commas.")] = "64,4K,64K,1M,16M",
+    batches: Annotated[str, typer.Option(help="Blocks of a transfer.")] = "1,64",
+    threads: Annotated[str, typer.Option(help="Threads at the same time.")] = "1",
+    ops: Annotated[str, typer.Option(help="write, read or both.")] = "write,read",
+    drivers: Annotated[str, typer.Option(help="Drivers; without it every usable one.")] = "",
+    seconds: Annotated[float, typer.Option(help="How long each combination is measured.")] = 0.5,
+    max_size: Annotated[str, typer.Option(help="Leave out what needs more memory.")] = "256M",
+    check: Annotated[bool, typer.Option(help="Compare bytes before measuring.")] = True,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the results: FILE.png or FILE.svg.")] = None,
+) -> None:
+    """Measure sizes x batches x threads x drivers x read and write, with percentiles of latency.
+
+    Exit status: 0, 1 when a transfer failed or bytes came back changed, 2 for wrong use.
+    """
+    console, errors = Console(), Console(stderr=True)
+    try:
+        plan = Plan(
+            drivers=_drivers(drivers),
+            ops=tuple(part.strip() for part in ops.split(",")),
+            sizes=parse_sizes(sizes),
+            batches=parse_sizes(batches),
+            threads=parse_sizes(threads),
+            seconds=seconds,
+            max_bytes=parse_size(max_size),
+        )
+        if plot is not None:
+            require_plotting(plot)
+        with _target(target, plan.region_bytes) as (address, target_cpu_s):
+            results = _measure_all(plan, address, target_cpu_s, check, errors)
+    except (ConfigError, DriverUnavailable) as error:
+        _print_line(errors, f"mooncake bench: {error}")
+        raise typer.Exit(WRONG_USE) from None
+    except TransferError as error:
+        errors.print(
+            f"mooncake bench: {type(error).__name__}: {error}", markup=False, highlight=False, soft_wrap=True
+        )
+        raise typer.Exit(FAILED) from None
+    _show(results, console)
+    if plan.skipped():
+        console.print(f"{plan.skipped()} combinations need more than --max-size {max_size}: left out")
+    _print_line(console, verdict(results, both_sides=not target))
+    if json is not None:
+        json.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    if plot is not None:
+        plot_results(results, plot)
+
+
+@bench_commands.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on, and to be known by.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes any free one.")] = 0,
+    max_size: Annotated[str, typer.Option(help="Most memory lent to one peer.")] = "4G",
+    ready_fd: Annotated[int | None, typer.Option(help='Write {"address": ...} here when ready.')] = None,
+    lifeline_fd: Annotated[int | None, typer.Option(help="End at once when this pipe is closed.")] = None,
+) -> None:
+    """Be the target of `mooncake bench transfer --target`, until SIGTERM or SIGINT.
+
+    Lends memory to whoever asks: for networks you trust.
+    """
+    configure_logging("WARNING")
+    watch_lifeline(lifeline_fd)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        max_bytes = parse_size(max_size)
+        engine = TransferEngine(TransferConfig(host=host, port=port))
+    except TransferError as error:
+        Console(stderr=True).print(
+            f"mooncake bench serve: {error}", markup=False, highlight=False, soft_wrap=True
+        )
+        raise typer.Exit(WRONG_USE) from None
+    with engine:
+        BenchTarget(engine, max_bytes)
+        if ready_fd is None:
+            Console().print(f"mooncake bench transfer --target {engine.address}", highlight=False)
+        announce_ready(ready_fd, {"address": engine.address})
+        stop.wait()
+
+
+def _print_line(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _drivers(names: str) -> tuple[str, ...]:
+    if names:
+        return tuple(part.strip() for part in names.split(","))
+    found = probe_drivers()
+    usable = tuple(status.name for status in found if status.usable)
+    if not usable:
+        reasons = "; ".join(f"{status.name}: {status.reason}" for status in found) or "none is installed"
+        raise DriverUnavailable(f"no driver can be used here ({reasons}); see `mooncake doctor`")
+    return usable
+
+
+@contextmanager
+def _target(address: str, nbytes: int) -> Iterator[tuple[str, Callable[[], float]]]:
+    if address:
+        yield address, lambda: 0.0
+        return
+    with LocalTarget(nbytes) as local:
+        yield local.address, local.cpu_s
+
+
+def _measure_all(
+    plan: Plan, address: str, target_cpu_s: Callable[[], float], check: bool, errors: Console
+) -> list[Result]:
+    def cpu_s() -> float:
+        return time.process_time() + target_cpu_s()
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    results = []
+    with Progress(*columns, console=errors, transient=True) as progress:
+        task = progress.add_task("starting", total=len(plan.points()))
+        for driver in plan.drivers:
+            points = [point for point in plan.points() if point.driver == driver]
+            with TransferEngine(TransferConfig(drivers=(driver,))) as engine:
+                local = engine.allocate(plan.region_bytes, prefault=True)
+                remote = request_region(engine, address, plan.region_bytes)
+                for point in points:
+                    progress.update(
+                        task, description=f"{driver} {point.op} {point.batch} x {shown_size(point.size)}"
+                    )
+                    if check:
+                        verify(engine, local, remote, point)
+                    results.append(measure(engine, local, remote, point, plan.seconds, cpu_s))
+                    progress.advance(task)
+    return results
+
+
+def _show(results: list[Result], console: Console) -> None:
+    table = Table("driver", "op")
+    for name in ("size", "batch", "threads", "GB/s", "transfers/s", "p50 us", "p90", "p99", "p99.9", "cores"):
+        table.add_column(name, justify="right")
+    for result in results:
+        point = result.point
+        latencies = (result.p50_us, result.p90_us, result.p99_us, result.p999_us)
+        table.add_row(
+            point.driver,
+            point.op,
+            shown_size(point.size),
+            str(point.batch),
+            str(point.threads),
+            f"{result.gb_per_s:.3g}",
+            f"{result.transfers_per_s:,.0f}",
+            *(f"{value:,.1f}" for value in latencies),
+            f"{result.cores:.1f}",
+        )
+    console.print(table)
