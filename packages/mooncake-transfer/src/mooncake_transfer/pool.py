@@ -140,7 +140,7 @@ class BufferPool:
         self._slabs_made = 0
         # For each size the free blocks, as an ordered set: what was freed last is used first, still warm.
         self._free: dict[int, dict[_Block, None]] = {}
-        # Those of them that may have a free neighbour to join: joining waits until somebody needs a larger one.
+        # Those of them that may have a free neighbour: joining them waits until somebody needs more.
         self._loose: dict[_Block, None] = {}
         self._waiters: deque[_Waiter] = deque()
         self._buffers = self._held_bytes = self._peak_bytes = 0
