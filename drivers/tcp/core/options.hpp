@@ -12,7 +12,7 @@ namespace mooncake_tcp {
 struct Options {
   std::string host = "127.0.0.1";
   std::string advertise_host;  // what peers connect to; empty: where it listens
-  uint32_t port_min = 0;  // 0: any free port
+  uint32_t port_min = 0;       // 0: any free port
   uint32_t port_max = 0;
   uint32_t connections = 2;
   uint32_t workers = 2;

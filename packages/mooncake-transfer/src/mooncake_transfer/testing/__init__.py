@@ -19,13 +19,17 @@ pytest.register_assert_rewrite(
 )
 
 from mooncake_transfer.testing.conformance import DriverConformance  # noqa: E402
+from mooncake_transfer.testing.fake import FakeFabric  # noqa: E402
 from mooncake_transfer.testing.owner import OwnedRegion, RegionOwner, Target  # noqa: E402
 from mooncake_transfer.testing.pattern import digest, pattern  # noqa: E402
 from mooncake_transfer.testing.peer_process import PeerProcess, PeerProcessError  # noqa: E402
+from mooncake_transfer.testing.proxy import FaultProxy, proxied_config  # noqa: E402
 from mooncake_transfer.testing.quirks import Quirks  # noqa: E402
 
 __all__ = [
     "DriverConformance",
+    "FakeFabric",
+    "FaultProxy",
     "OwnedRegion",
     "PeerProcess",
     "PeerProcessError",
@@ -34,4 +38,5 @@ __all__ = [
     "Target",
     "digest",
     "pattern",
+    "proxied_config",
 ]
