@@ -55,7 +55,7 @@ class ExpiringTable:
                 heapq.heappush(self._due, (self._clock() + ttl_s, key))
             return True
 
-    def renew(self, entries: Mapping[str, Callable[[bytes], bool]], ttl_s: float) -> set[str]:
+    def renew(self, entries: Mapping[str, Callable[[bytes | None], bool]], ttl_s: float) -> set[str]:
         """Keep each entry whose value fits for another ``ttl_s``; the other keys are returned."""
         with self._lock:
             self._expire()
@@ -64,14 +64,14 @@ class ExpiringTable:
                 self._entries[key] = (self._entries[key][0], self._clock() + ttl_s)
             return lost
 
-    def remove(self, entries: Mapping[str, Callable[[bytes], bool]]) -> None:
+    def remove(self, entries: Mapping[str, Callable[[bytes | None], bool]]) -> None:
         """Remove each entry whose value fits."""
         with self._lock:
             for key, fits in entries.items():
                 if self._holds(key, fits):
                     del self._entries[key]
 
-    def _holds(self, key: str, fits: Callable[[bytes], bool]) -> bool:
+    def _holds(self, key: str, fits: Callable[[bytes | None], bool]) -> bool:
         value = self._value(key)
         return value is not None and fits(value)
 
