@@ -8,10 +8,11 @@ import threading
 
 import msgspec
 
+from mooncake_transfer.log_format import JsonLines, TextLines
+
 __all__ = ["announce_ready", "configure_logging", "watch_lifeline"]
 
 LIFELINE_EXIT_STATUS = 70
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 def announce_ready(fd: int | None, message: dict[str, object]) -> None:
@@ -44,6 +45,8 @@ def _exit_at_eof(fd: int) -> None:
     os._exit(LIFELINE_EXIT_STATUS)
 
 
-def configure_logging(level: str = "INFO") -> None:
-    """Log lines of every Mooncake process to standard error, in one format."""
-    logging.basicConfig(level=level.upper(), format=LOG_FORMAT)
+def configure_logging(level: str = "INFO", *, json_lines: bool = False) -> None:
+    """Log lines of every Mooncake process to standard error, in one format; see ``log_format``."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if json_lines else TextLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
