@@ -86,6 +86,17 @@ def write_json(rows: Sequence[Row], file: Path) -> None:
     file.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
 
 
+def write_markdown(rows: Sequence[Row], file: Path) -> None:
+    """Write the table as Markdown, for a README."""
+    lines = ["| what | unit | ours | peer | peer's | ratio | target | met |", "|---" * 8 + "|"]
+    for row in rows:
+        ours, theirs, ratio = (_shown(value) for value in (row.ours, row.peer_value, row.ratio))
+        met = {None: "", True: "yes", False: "no"}[row.met]
+        cells = [row.what, row.unit, ours, row.peer, theirs, ratio, str(row.target or ""), met]
+        lines.append(f"| {' | '.join(cells)} |")
+    file.write_text("\n".join([*lines, "", conclusion(rows), ""]))
+
+
 def show(rows: Sequence[Row], console: Console) -> None:
     """Print the table and, last, how many targets are met."""
     table = Table("what", "unit", "peer", title="ours and peers, by turns in one run", title_justify="left")

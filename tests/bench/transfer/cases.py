@@ -120,11 +120,14 @@ def tcp_cases() -> list[Case]:
 
 
 def value(unit: str, operation: Operation, found: dict[str, float]) -> float:
-    """Turn what a contestant measured per call into the unit of a row."""
+    """Turn what a contestant measured per call into the unit of a row.
+
+    Rates are those of the median call: a window in which the machine did something else does not count.
+    """
     if unit == LATENCY:
         return found["p50_us"]
     if unit == RATE:
-        return operation.nbytes / found["mean_us"] / 1e3
+        return operation.nbytes / found["p50_us"] / 1e3
     if unit == BLOCK_RATE:
-        return operation.count / found["mean_us"]
+        return operation.count / found["p50_us"]
     return found["cpu_us"] / operation.nbytes * 1e3

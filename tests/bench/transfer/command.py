@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from contestant import Contestant
 from rich.console import Console
-from rows import Row, show, write_json
+from rows import Row, show, write_json, write_markdown
 from spinners import BUSY, CONDITIONS, cores
 from transfer import cases
 from transfer.cases import Case, Operation
@@ -28,6 +28,7 @@ CROWD_S, QUICK_CROWD_S = 60.0, 5.0
 def transfer(
     context: typer.Context,
     json: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table to this file, too.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Under a minute; noisier figures.")] = False,
     without_peers: Annotated[
         bool, typer.Option("--without-peers", help="Only our own figures; nothing is installed.")
@@ -54,6 +55,8 @@ def transfer(
     show(rows, console)
     if json is not None:
         write_json(rows, json)
+    if markdown is not None:
+        write_markdown(rows, markdown)
     if not rows:
         console.print("nothing matches --only; run without it to see the names of the rows")
         raise typer.Exit(2)
