@@ -7,6 +7,7 @@ import typer
 from mooncake_transfer.cli.bench import bench_commands
 from mooncake_transfer.cli.doctor import doctor
 from mooncake_transfer.cli.metadata import metadata
+from mooncake_transfer.cli.topology import topology
 from mooncake_transfer.plugins import CLI_GROUP, load_plugins
 
 __all__ = ["build_app", "main"]
@@ -23,6 +24,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_describe_program)
     app.command()(doctor)
+    app.command()(topology)
     app.add_typer(bench_commands)
     app.add_typer(metadata, name="metadata")
     load_plugins(CLI_GROUP).manager.hook.mooncake_cli(app=app)

@@ -1,0 +1,34 @@
+"""``mooncake topology``: what lies where in this machine, as text, JSON or a drawing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from mooncake_transfer._errors import ConfigError
+from mooncake_transfer.topology import Override, Topology
+
+__all__ = ["topology"]
+
+
+def topology(
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Write a drawing to this file.", dir_okay=False)] = None,
+    override: Annotated[
+        Path | None, typer.Option(help="Correct what the machine says by this TOML or JSON file.")
+    ] = None,
+) -> None:
+    """Show NUMA nodes, NICs, drives, GPUs, and how far they are from one another. Changes nothing."""
+    try:
+        found = Topology.discover(override=Override.load(override) if override else None)
+        if svg:
+            svg.write_text(found.render_svg())
+    except (ConfigError, OSError) as error:
+        Console(stderr=True).print(str(error), style="red", markup=False)
+        raise typer.Exit(2) from None
+    if json or not svg:
+        text = found.to_json() + "\n" if json else found.render_text()
+        Console(soft_wrap=True).print(text, end="", markup=False, highlight=False)
