@@ -36,6 +36,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         transfer_timeout_s: how long ``Transfer.wait()`` waits when not told otherwise.
         close_timeout_s: how long closing a region waits for peers that still use it.
         handler_threads: how many handlers of ``serve()`` may run at once.
+        topology: file that corrects what the machine says of its topology (``topology.Override``); or empty.
         registry: URL of the registry that knows engines by name: ``memory:NAME``, ``http://host:port``,
             ``etcd://host:2379``, ``redis://host:6379/0``; empty: no names. See the package's README.
         name: what this engine is called there; empty: it only looks others up.
@@ -53,6 +54,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     transfer_timeout_s: float = 60.0
     close_timeout_s: float = 10.0
     handler_threads: int = 4
+    topology: str = ""
     registry: str = ""
     name: str = ""
     registry_ttl_s: float = 15.0
