@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 START_LIMIT_S = 120.0
 ANSWER_LIMIT_S = 180.0
+EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Unavailable|Unreachable): ")
 
 
 class ContestantFailed(Exception):
@@ -91,7 +93,9 @@ class Contestant:
     def _last_words(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        # The first exception is the cause: the target's comes before that of who waited for it.
+        raised = [line for line in lines if EXCEPTION.match(line)]
+        return next(iter(raised + lines[-1:]), "it said nothing")
 
     def _signal(self, number: int) -> None:
         for pid in self.pids if self._stops else ():
