@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import wire
@@ -35,12 +36,18 @@ class Member(threading.Thread):
 
     def run(self) -> None:
         """Move blocks until the end, noting what fails."""
-        while time.monotonic() < self._end_s:
-            size = self._order.choice(SIZES)
+        for size in self._mixed_sizes():
+            if time.monotonic() > self._end_s:
+                return
             try:
                 self._round_trip(size)
             except Exception as error:  # counted and shown: the run is about there being none
                 self.errors.append(f"{type(error).__name__}: {error}")
+
+    def _mixed_sizes(self) -> Iterator[int]:
+        # Every size once before any comes again: what a member has moved then tells how it was served.
+        while True:
+            yield from self._order.sample(SIZES, len(SIZES))
 
     def _round_trip(self, size: int) -> None:
         view, here, there = self._local.view(), self._room, self._remote_room
