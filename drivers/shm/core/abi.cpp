@@ -13,6 +13,9 @@
 namespace mooncake::shm {
 namespace {
 
+// Some milliseconds of copying: enough for every copy thread, little enough to leave the order to the engine.
+constexpr uint64_t kInFlightBytes = 64 << 20;
+
 // Never destroyed: the engine may call until the process ends, after static destructors have run.
 HandleTable<Endpoint>& endpoints() {
   static auto* table = new HandleTable<Endpoint>;
@@ -41,20 +44,20 @@ mc_status guarded(Body&& body) noexcept {
   }
 }
 
-Status find_endpoint(mc_handle handle, std::shared_ptr<Endpoint>& endpoint) {
-  endpoint = endpoints().get(handle);
-  if (!endpoint) return failed(MC_INVALID, "no endpoint has this handle");
-  if (endpoint->forked()) {
-    endpoint.reset();
+// The pointer holds until close(), which by contract no call overlaps.
+Status find_endpoint(mc_handle handle, Endpoint*& endpoint) {
+  const std::shared_ptr<Endpoint>* found = endpoints().find(handle);
+  if (found == nullptr) return failed(MC_INVALID, "no endpoint has this handle");
+  if ((*found)->forked())
     return failed(MC_CLOSED, "the endpoint belongs to the parent of this forked process; open one here");
-  }
+  endpoint = found->get();
   return {};
 }
 
 template <class Body>
 mc_status with_endpoint(mc_handle handle, Body&& body) noexcept {
   return guarded([&] {
-    std::shared_ptr<Endpoint> endpoint;
+    Endpoint* endpoint = nullptr;
     if (Status status = find_endpoint(handle, endpoint); !status.ok()) return status;
     return body(*endpoint);
   });
@@ -67,24 +70,25 @@ mc_status open_endpoint(const mc_option* options, size_t count, mc_handle* endpo
     if (endpoint == nullptr) return missing("endpoint");
     std::shared_ptr<Endpoint> made;
     if (Status status = Endpoint::open(options, count, made); !status.ok()) return status;
-    *endpoint = endpoints().add(std::move(made));
+    mc_handle handle = endpoints().add(std::move(made));
+    if (handle == 0) return failed(MC_NO_MEMORY, "there are as many endpoints as there can be");
+    *endpoint = handle;
     return Status{};
   });
 }
 
 void close_endpoint(mc_handle handle) {
   (void)guarded([&] {
-    std::shared_ptr<Endpoint> endpoint;
+    Endpoint* known = nullptr;
     // In a forked child it stays in the table: its threads are not there to be joined.
-    if (Status status = find_endpoint(handle, endpoint); !status.ok()) return status;
-    endpoints().take(handle);
-    endpoint->close();
+    if (Status status = find_endpoint(handle, known); !status.ok()) return status;
+    endpoints().take(handle)->close();
     return Status{};
   });
 }
 
 mc_status caps(mc_handle handle, mc_caps* caps) {
-  return with_endpoint(handle, [&](Endpoint&) {
+  return with_endpoint(handle, [&](Endpoint& endpoint) {
     if (caps == nullptr) return missing("caps");
     mc_caps ours{};
     ours.struct_size = caps->struct_size;
@@ -94,6 +98,9 @@ mc_status caps(mc_handle handle, mc_caps* caps) {
         10'000'000'000;  // one core's memory copy; the engine measures what it really gets
     ours.latency_ns = 1'000;
     ours.alignment = 1;
+    ours.inline_bytes = endpoint.options().inline_bytes;
+    ours.in_flight_bytes = kInFlightBytes;
+    ours.in_flight_ops = endpoint.options().queue_depth;
     std::memcpy(caps, &ours, std::min<size_t>(caps->struct_size, sizeof ours));
     return Status{};
   });
@@ -177,7 +184,7 @@ mc_status submit(mc_handle handle, const mc_op* ops, size_t count, size_t* accep
 mc_status poll(mc_handle handle, mc_completion* completions, size_t capacity, size_t* count) {
   return with_endpoint(handle, [&](Endpoint& endpoint) {
     if ((completions == nullptr && capacity > 0) || count == nullptr) return missing("completions or count");
-    *count = endpoint.completions().poll(completions, capacity);
+    *count = endpoint.poll(completions, capacity);
     return Status{};
   });
 }
@@ -185,7 +192,7 @@ mc_status poll(mc_handle handle, mc_completion* completions, size_t capacity, si
 int event_fd(mc_handle handle) {
   int fd = -1;
   (void)with_endpoint(handle, [&](Endpoint& endpoint) {
-    fd = endpoint.completions().event_fd();
+    fd = endpoint.event_fd();
     return Status{};
   });
   return fd;
@@ -193,7 +200,7 @@ int event_fd(mc_handle handle) {
 
 mc_status arm(mc_handle handle) {
   return with_endpoint(handle, [&](Endpoint& endpoint) {
-    return endpoint.completions().arm() ? Status{} : failed(MC_AGAIN, "completions are waiting");
+    return endpoint.arm() ? Status{} : failed(MC_AGAIN, "poll: something has finished or waits to be copied");
   });
 }
 
@@ -202,6 +209,19 @@ mc_status cancel(mc_handle handle, uint64_t cookie) {
     endpoint.cancel(cookie);
     return Status{};
   });
+}
+
+mc_status grant(mc_handle handle, mc_handle registered, const uint8_t key[MC_KEY_BYTES], uint32_t access,
+                void*, size_t* length) {
+  return with_endpoint(handle, [&](Endpoint& endpoint) {
+    if (key == nullptr || length == nullptr) return missing("key or length");
+    return endpoint.grant(registered, key, access, length);
+  });
+}
+
+mc_status revoke(mc_handle handle, mc_handle registered, const uint8_t* key, uint64_t deadline_ns) {
+  return with_endpoint(handle,
+                       [&](Endpoint& endpoint) { return endpoint.revoke(registered, key, deadline_ns); });
 }
 
 }  // namespace
@@ -230,6 +250,9 @@ const mc_driver_v1* driver_table() {
       .event_fd = event_fd,
       .arm = arm,
       .cancel = cancel,
+      .grant = grant,
+      .revoke = revoke,
+      .submit_on_stream = nullptr,
   };
   return &table;
 }

@@ -8,23 +8,6 @@
 namespace mooncake::shm {
 namespace {
 
-// Leaves on every path.
-class Lease {
- public:
-  Lease(LeaseSlot& slot, uint32_t token) : slot_(slot), token_(token), held_(slot.enter(token)) {}
-  ~Lease() {
-    if (held_) slot_.leave(token_);
-  }
-  Lease(const Lease&) = delete;
-  Lease& operator=(const Lease&) = delete;
-  bool held() const { return held_; }
-
- private:
-  LeaseSlot& slot_;
-  uint32_t token_;
-  bool held_;
-};
-
 Status process_vm_failure(int error, pid_t pid) {
   std::string who = "process " + std::to_string(pid);
   switch (error) {
@@ -49,48 +32,54 @@ Status Access::open(const Message& grant, const UniqueFd& fd, std::shared_ptr<Li
     return failed(MC_UNREACHABLE, "the peer's grant is garbled");
   auto made = std::make_shared<Access>();
   made->link_ = std::move(link);
-  made->slot_ = grant.slot;
+  made->slot_ = &made->link_->leases->slot(grant.slot);
   made->token_ = grant.token;
+  made->access_ = grant.access & kAllAccess;
   made->length_ = grant.length;
   made->address_ = grant.address;
   Status unmapped = failed(MC_UNSUPPORTED, "the memory has no descriptor to share");
   if (grant.mode == AccessMode::kMapped) {
-    unmapped = fd.valid() ? Mapping::open(fd.get(), grant.fd_offset, grant.length, made->mapping_)
+    bool writable = (grant.access & MC_ACCESS_WRITE) != 0;
+    unmapped = fd.valid() ? Mapping::open(fd.get(), grant.fd_offset, grant.length, writable, made->mapping_)
                           : failed(MC_UNSUPPORTED,
                                    "its descriptor did not arrive (is the limit of open files reached?)");
   }
-  if (!made->mapping_ && made->link_->pid <= 0) {
-    return failed(MC_UNSUPPORTED,
-                  unmapped.reason + ", and the peer's process is not visible from this pid namespace");
+  if (made->mapping_) {
+    made->data_ = made->mapping_->data();
+  } else if (Status usable = made->try_process_vm(unmapped); !usable.ok()) {
+    return usable;
   }
   access = std::move(made);
   return {};
 }
 
-Status Access::check_range(uint64_t offset, uint64_t length) const {
-  if (offset <= length_ && length <= length_ - offset) return {};
+Status Access::try_process_vm(const Status& unmapped) const {
+  if (link_->pid <= 0) {
+    return failed(MC_UNSUPPORTED,
+                  unmapped.reason + ", and the peer's process is not visible from this pid namespace");
+  }
+  std::byte probe;
+  // Found out now, once, and not by every operation. Memory that cannot be read at this moment may be later.
+  Status tried = copy_by_process_vm(MC_READ, &probe, 0, 1);
+  if (tried.ok() || tried.code == MC_IO) return {};
+  return failed(tried.code, unmapped.reason + ", and " + tried.reason);
+}
+
+Status Access::refusal(bool allowed) const {
+  if (!allowed) {
+    return failed(MC_REFUSED, (access_ & MC_ACCESS_READ) != 0 ? "the key allows only reading from the region"
+                                                              : "the key allows only writing to the region");
+  }
   return failed(MC_REFUSED,
                 "the range is outside the region, which has " + std::to_string(length_) + " bytes");
 }
 
-Status Access::move(mc_opcode opcode, Region& local, uint64_t local_offset, uint64_t remote_offset,
-                    uint64_t length, Stores stores) const {
-  Lease own(local.own_use, 0);
-  if (!own.held()) return failed(MC_INVALID, "the local region was deregistered while the operation waited");
-  Lease granted(link_->leases->slot(slot_), token_);
-  if (!granted.held()) return failed(MC_REFUSED, "the region was deregistered by its owner");
-  std::byte* here = local.base + local_offset;
-  if (!mapping_) return move_by_process_vm(opcode, here, remote_offset, length);
-  std::byte* there = mapping_->data() + remote_offset;
-  if (opcode == MC_READ) {
-    copy_bytes(here, there, length, stores);
-  } else {
-    copy_bytes(there, here, length, stores);
-  }
-  return {};
+Status Access::denial() const {
+  if (Status connected = link_->check_socket(); !connected.ok()) return connected;
+  return failed(MC_REFUSED, "the region was deregistered or its key revoked by its owner");
 }
 
-Status Access::move_by_process_vm(mc_opcode opcode, std::byte* local, uint64_t remote_offset,
+Status Access::copy_by_process_vm(mc_opcode opcode, std::byte* local, uint64_t remote_offset,
                                   uint64_t length) const {
   auto call = opcode == MC_READ ? process_vm_readv : process_vm_writev;
   uint64_t done = 0;

@@ -104,8 +104,9 @@ Channel::Received Channel::receive(Message& message, UniqueFd& passed) {
     if (header->cmsg_len >= CMSG_LEN(sizeof fd)) std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
     passed.reset(fd);
   }
+  if (length == 0) return Received::kEnd;
   bool whole = length == sizeof message && (packet.msg_flags & MSG_TRUNC) == 0;
-  return whole && message.version == kWireVersion ? Received::kMessage : Received::kEnd;
+  return whole && message.version == kWireVersion ? Received::kMessage : Received::kGarbage;
 }
 
 }  // namespace mooncake::shm

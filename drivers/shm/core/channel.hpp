@@ -14,10 +14,11 @@ namespace mooncake::shm {
 
 enum class MessageKind : uint32_t {
   kHello = 1,  // initiator: here is my proof that I was given your address
-  kWelcome,    // target: here is mine, and our lease page
+  kLife,       // target, before the welcome: my sign of life
+  kWelcome,    // target: here is my proof, and our lease page
   kAsk,        // initiator: may I use region `region_id`? I hold `secret`
   kGrant,      // target: yes, in this way - or no, for that reason
-  kRevoked,    // target: `region_id` is withdrawn; let go of it
+  kRevoked,    // target: `region_id` under the key `secret` is withdrawn; let go of it
 };
 
 enum class AccessMode : uint32_t {
@@ -31,6 +32,7 @@ struct Message {
   MessageKind kind;
   int32_t status;  // mc_status of an answer
   AccessMode mode;
+  uint32_t access;  // mc_access bits of a grant
   uint32_t slot;
   uint32_t token;
   uint64_t request;  // chosen by the initiator, repeated by the answer
@@ -42,7 +44,7 @@ struct Message {
   char reason[MC_REASON_MAX];
 };
 
-constexpr uint32_t kWireVersion = 1;
+constexpr uint32_t kWireVersion = 2;
 
 Message make_message(MessageKind kind);
 void set_reason(Message& message, const Status& status);
@@ -51,7 +53,7 @@ Status reason_of(const Message& message);
 // One end of a control socket. Never blocks; not thread-safe: it belongs to the service thread.
 class Channel {
  public:
-  enum class Received { kMessage, kNothing, kEnd };
+  enum class Received { kMessage, kNothing, kEnd, kGarbage };
 
   explicit Channel(UniqueFd socket) : socket_(std::move(socket)) {}
   ~Channel();
@@ -65,8 +67,8 @@ class Channel {
   // not read.
   bool congested() const { return !waiting_.empty(); }
 
-  // The next message; `passed` is the descriptor that came along, if any. kEnd also for a packet that is no
-  // message.
+  // The next message; `passed` is the descriptor that came along, if any. kGarbage: a packet that is no
+  // message of this version.
   Received receive(Message& message, UniqueFd& passed);
 
   // Tells the peer at once, also where a forked child holds a copy of the socket.

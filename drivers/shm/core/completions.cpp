@@ -17,51 +17,64 @@ Status Completions::open() {
 }
 
 size_t Completions::reserve(size_t wanted) {
-  std::lock_guard lock(mutex_);
-  size_t taken = std::min(wanted, depth_ - outstanding_);
-  outstanding_ += taken;
+  size_t before = outstanding_.fetch_add(wanted, std::memory_order_relaxed);
+  size_t taken = before >= depth_ ? 0 : std::min(wanted, depth_ - before);
+  if (taken < wanted) outstanding_.fetch_sub(wanted - taken, std::memory_order_relaxed);
   return taken;
 }
 
 void Completions::push(std::span<Completion> finished) {
   if (finished.empty()) return;
-  bool wake = false;
-  {
-    std::lock_guard lock(mutex_);
-    for (Completion& item : finished) {
-      ++totals_.ops;
-      if (!item.status.ok()) ++totals_.errors;
-      (item.opcode == MC_READ ? totals_.bytes_read : totals_.bytes_written) += item.bytes;
-      finished_.push_back(std::move(item));
-    }
-    assert(finished_.size() <= outstanding_);
-    wake = std::exchange(armed_, false);
+  std::lock_guard lock(mutex_);
+  for (Completion& item : finished) {
+    ++totals_.ops;
+    totals_.errors += item.code != MC_OK;
+    (item.opcode == MC_READ ? totals_.bytes_read : totals_.bytes_written) += item.bytes;
+    finished_.push_back(std::move(item));
   }
-  if (wake) eventfd_write(event_.get(), 1);
+  waiting_.store(finished_.size() - head_, std::memory_order_release);
+  // With the lock held: a later arm() must find the descriptor written, or it could not make it unreadable.
+  if (std::exchange(armed_, false)) {
+    eventfd_write(event_.get(), 1);
+    signalled_ = true;
+  }
 }
 
 size_t Completions::poll(mc_completion* out, size_t capacity) {
+  if (waiting_.load(std::memory_order_acquire) == 0) return 0;
   std::lock_guard lock(mutex_);
-  size_t count = std::min(capacity, finished_.size());
+  size_t count = std::min(capacity, finished_.size() - head_);
   for (size_t i = 0; i < count; ++i) {
-    const Completion& item = finished_.front();
+    Completion& item = finished_[head_ + i];
     out[i].cookie = item.cookie;
     out[i].bytes = item.bytes;
-    out[i].status = item.status.code;
-    size_t length = std::min<size_t>(item.status.reason.size(), MC_REASON_MAX - 1);
-    std::memcpy(out[i].reason, item.status.reason.data(), length);
+    out[i].status = item.code;
+    size_t length = item.reason ? std::min<size_t>(item.reason->size(), MC_REASON_MAX - 1) : 0;
+    if (length > 0) std::memcpy(out[i].reason, item.reason->data(), length);
     out[i].reason[length] = 0;
-    finished_.pop_front();
+    item.reason.reset();
   }
-  outstanding_ -= count;
+  head_ += count;
+  if (head_ == finished_.size()) {
+    finished_.clear();
+    head_ = 0;
+  } else if (head_ >= depth_) {  // a queue that is never empty must not grow for ever
+    finished_.erase(finished_.begin(), finished_.begin() + static_cast<ptrdiff_t>(head_));
+    head_ = 0;
+  }
+  waiting_.store(finished_.size() - head_, std::memory_order_relaxed);
+  [[maybe_unused]] size_t before = outstanding_.fetch_sub(count, std::memory_order_relaxed);
+  assert(before >= count);
   return count;
 }
 
 bool Completions::arm() {
   std::lock_guard lock(mutex_);
-  if (!finished_.empty()) return false;
-  eventfd_t ignored;
-  eventfd_read(event_.get(), &ignored);
+  if (finished_.size() > head_) return false;
+  if (std::exchange(signalled_, false)) {
+    eventfd_t ignored;
+    eventfd_read(event_.get(), &ignored);
+  }
   armed_ = true;
   return true;
 }

@@ -1,11 +1,14 @@
 // Finished operations on their way to the engine.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <mutex>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "mooncake_driver.h"
 #include "os.hpp"
@@ -14,10 +17,16 @@
 namespace mooncake::shm {
 
 struct Completion {
-  uint64_t cookie;
-  mc_opcode opcode;
-  uint64_t bytes;
-  Status status;
+  uint64_t cookie = 0;
+  uint64_t bytes = 0;
+  mc_opcode opcode = MC_READ;
+  mc_status code = MC_OK;
+  std::unique_ptr<std::string> reason;  // null when code is MC_OK
+
+  void fail(const Status& status) {
+    code = status.code;
+    reason = std::make_unique<std::string>(status.reason);
+  }
 };
 
 // Thread-safe. Counts what is on its way, so that a submitter that never polls is told to.
@@ -30,7 +39,6 @@ class Completions {
   // How many of `wanted` operations there is room for; each of them must be pushed once.
   size_t reserve(size_t wanted);
   void push(std::span<Completion> finished);
-  void push(Completion finished) { push(std::span(&finished, 1)); }
 
   size_t poll(mc_completion* out, size_t capacity);
   // False when completions wait already. Otherwise the descriptor becomes readable with the next one.
@@ -41,10 +49,14 @@ class Completions {
  private:
   const size_t depth_;
   UniqueFd event_;
+  std::atomic<size_t> outstanding_{0};  // accepted and not polled
+  std::atomic<size_t> waiting_{0};      // finished and not polled; changes under the lock only
   mutable std::mutex mutex_;
-  std::deque<Completion> finished_;
-  size_t outstanding_ = 0;  // accepted and not polled
+  // From `head_` on. It begins at the front again whenever it is empty, which keeps it in the cache.
+  std::vector<Completion> finished_;
+  size_t head_ = 0;
   bool armed_ = false;
+  bool signalled_ = false;
   mc_stats totals_{};
 };
 

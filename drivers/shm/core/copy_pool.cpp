@@ -1,5 +1,7 @@
 #include "copy_pool.hpp"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cassert>
 #include <system_error>
@@ -8,15 +10,45 @@
 #include "initiator.hpp"
 
 namespace mooncake::shm {
+namespace {
+
+// A caller that helps gets back to its own completions after this much, some 15 us.
+constexpr uint64_t kHelpBytes = 128 << 10;
+// Streaming needs blocks of four pages.
+constexpr uint64_t kLeastStreamBytes = 16 << 10;
+constexpr uint32_t kMostAutomaticThreads = 8;  // more add nothing: memory channels are the limit by then
+
+uint32_t usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return std::max(std::thread::hardware_concurrency(), 1u);
+  return std::max(static_cast<uint32_t>(CPU_COUNT(&set)), 1u);
+}
+
+uint32_t thread_count(const Options& options) {
+  return options.workers > 0 ? options.workers : std::clamp(usable_cores() - 1, 1u, kMostAutomaticThreads);
+}
+
+}  // namespace
+
+CopyPool::CopyPool(const Options& options, Completions& completions)
+    : options_(options),
+      completions_(completions),
+      most_threads_(thread_count(options)),
+      limit_(options.workers > 0 ? options.workers + 1 : std::min(most_threads_ + 1, usable_cores())) {}
 
 Status CopyPool::start() {
+  std::lock_guard lock(mutex_);
   try {
-    for (uint32_t i = 0; i < options_.workers; ++i) threads_.emplace_back([this] { work(); });
+    start_thread();
   } catch (const std::system_error& error) {
-    stop();
     return failed(MC_NO_MEMORY, std::string("cannot start a copy thread: ") + error.what());
   }
   return {};
+}
+
+void CopyPool::start_thread() {
+  threads_.emplace_back([this] { work(); });
 }
 
 void CopyPool::stop() {
@@ -24,147 +56,246 @@ void CopyPool::stop() {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  ready_.notify_all();
+  wake_.notify_all();
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
 }
 
-void CopyPool::add(const std::shared_ptr<Operation>& operation) {
+void CopyPool::add(const std::shared_ptr<Job>& job) {
   std::lock_guard lock(mutex_);
-  operation->place = active_.emplace(operation->cookie, operation);
+  job->unfinished = job->moves.size();
+  job->place = active_.insert(active_.end(), job);
 }
 
-void CopyPool::run(const std::shared_ptr<Operation>& operation, std::shared_ptr<const Access> access) {
-  Status in_range = access->check_range(operation->remote_offset, operation->length);
-  if (!in_range.ok()) return end(operation, in_range);
+void CopyPool::run(const std::shared_ptr<Job>& job, std::shared_ptr<const Access> access) {
+  std::vector<Completion> ended;
   {
     std::lock_guard lock(mutex_);
-    if (operation->finished) return;
-    operation->access = std::move(access);
-    (operation->length <= options_.chunk_bytes ? short_ : long_).push_back(operation);
+    for (size_t i = 0; i < job->moves.size(); ++i) {
+      const Move& move = job->moves[i];
+      Status allowed = access->check(move.opcode, move.remote_offset, move.length);
+      if (!allowed.ok() && !move.finished) fail_move(*job, i, allowed, ended);
+    }
+    if (job->unfinished > 0) {
+      job->access = std::move(access);
+      ready_.push_back(job);
+      ready_count_.store(ready_.size(), std::memory_order_relaxed);
+      // One piece is left to the caller, who is about to poll; where it does not, arm() sends it here.
+      call_another();
+    }
   }
-  ready_.notify_one();
+  completions_.push(ended);
 }
 
-void CopyPool::end(const std::shared_ptr<Operation>& operation, const Status& status) {
+// With the lock held: more work than the threads at hand will soon do deserves another one.
+void CopyPool::call_another() {
+  if (stopping_ || ready_.empty() || copying_.load(std::memory_order_relaxed) >= limit_) return;
+  if (asleep_ > 0) {
+    wake_.notify_one();
+  } else if (threads_.size() < most_threads_) {
+    try {
+      start_thread();
+    } catch (const std::system_error&) {
+      // The threads there are do it all, only later.
+    }
+  }
+}
+
+void CopyPool::end(const std::shared_ptr<Job>& job, const Status& status) {
+  std::vector<Completion> ended;
   {
     std::lock_guard lock(mutex_);
-    if (!request_end(*operation, status)) return;
+    fail_job(*job, status, ended);
   }
-  complete(*operation);
+  completions_.push(ended);
 }
 
 void CopyPool::end_cookie(uint64_t cookie, const Status& status) {
-  std::vector<std::shared_ptr<Operation>> ended;
-  {
-    std::lock_guard lock(mutex_);
-    for (auto next = active_.lower_bound(cookie); next != active_.end() && next->first == cookie;) {
-      std::shared_ptr<Operation> operation = (next++)->second;  // before request_end() takes it off the map
-      if (request_end(*operation, status)) ended.push_back(std::move(operation));
-    }
-  }
-  for (const auto& operation : ended) complete(*operation);
-}
-
-void CopyPool::end_connection(const Connection& connection, const Status& status) {
-  std::vector<std::shared_ptr<Operation>> ended;
+  std::vector<Completion> ended;
   {
     std::lock_guard lock(mutex_);
     for (auto next = active_.begin(); next != active_.end();) {
-      std::shared_ptr<Operation> operation = (next++)->second;
-      if (operation->connection.get() != &connection) continue;
-      if (request_end(*operation, status)) ended.push_back(std::move(operation));
+      std::shared_ptr<Job> job = *next++;  // before the end of its last operation takes it off the list
+      for (size_t i = job->next; i < job->moves.size(); ++i) {
+        if (job->moves[i].cookie == cookie) fail_move(*job, i, status, ended);
+      }
     }
   }
-  for (const auto& operation : ended) complete(*operation);
+  completions_.push(ended);
+}
+
+void CopyPool::end_connection(const Connection& connection, const Status& status) {
+  std::vector<Completion> ended;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto next = active_.begin(); next != active_.end();) {
+      std::shared_ptr<Job> job = *next++;
+      if (job->connection.get() == &connection) fail_job(*job, status, ended);
+    }
+  }
+  completions_.push(ended);
 }
 
 void CopyPool::work() {
   prepare_thread("mc-shm-copy");
   std::unique_lock lock(mutex_);
   Piece piece;
-  while (next_piece(lock, piece)) {
+  while (!stopping_) {
+    if (copying_.load(std::memory_order_relaxed) >= limit_ || !claim(piece, options_.chunk_bytes)) {
+      ++asleep_;
+      wake_.wait(lock);
+      --asleep_;
+      continue;
+    }
+    call_another();
     lock.unlock();
-    const Operation& operation = *piece.operation;
-    Stores stores = operation.length >= options_.streaming_bytes ? Stores::kStreaming : Stores::kCached;
-    Status status =
-        operation.access->move(operation.opcode, *operation.local, operation.local_offset + piece.offset,
-                               operation.remote_offset + piece.offset, piece.length, stores);
-    finish_piece(piece, std::move(status));
-    piece.operation.reset();
+    copy(piece);
+    piece = {};
     lock.lock();
   }
 }
 
-bool CopyPool::next_piece(std::unique_lock<std::mutex>& lock, Piece& piece) {
-  for (;;) {
-    ready_.wait(lock, [this] { return stopping_ || !short_.empty() || !long_.empty(); });
-    if (stopping_) return false;
-    auto& queue = next_queue();
-    std::shared_ptr<Operation> operation = std::move(queue.front());
-    queue.pop_front();
-    if (operation->claimed == operation->length) continue;  // ended meanwhile
-    piece.offset = operation->claimed;
-    piece.length = std::min(options_.chunk_bytes, operation->length - operation->claimed);
-    operation->claimed += piece.length;
-    ++operation->pieces_running;
-    if (operation->claimed < operation->length) {
-      // To the back of the queue: others have their turn, and idle workers join in.
-      queue.push_back(operation);
-      ready_.notify_one();
-    }
-    piece.operation = std::move(operation);
-    return true;
-  }
-}
-
-std::deque<std::shared_ptr<Operation>>& CopyPool::next_queue() {
-  if (short_.empty()) return long_;
-  if (long_.empty()) return short_;
-  long_is_next_ = !long_is_next_;
-  return long_is_next_ ? long_ : short_;
-}
-
-void CopyPool::finish_piece(const Piece& piece, Status status) {
-  Operation& operation = *piece.operation;
+void CopyPool::help() {
+  Piece piece;
   {
     std::lock_guard lock(mutex_);
-    assert(operation.pieces_running > 0);
-    --operation.pieces_running;
-    if (status.ok()) {
-      operation.moved += piece.length;
-    } else {
-      if (operation.failure.ok()) operation.failure = std::move(status);
-      operation.claimed = operation.length;
-    }
-    if (!close_if_done(operation)) return;
+    if (stopping_ || copying_.load(std::memory_order_relaxed) >= limit_ || !claim(piece, kHelpBytes)) return;
   }
-  complete(operation);
+  copy(piece);
 }
 
-bool CopyPool::request_end(Operation& operation, const Status& status) {
-  // Every byte is with a worker and nothing is left to stop: it completes with its own result.
-  bool too_late = operation.claimed == operation.length && operation.pieces_running > 0;
-  if (operation.finished || too_late) return false;
-  if (operation.failure.ok()) operation.failure = status;
-  operation.claimed = operation.length;
-  return close_if_done(operation);
+bool CopyPool::claim(Piece& piece, uint64_t most_bytes) {
+  while (!ready_.empty()) {
+    std::shared_ptr<Job> job = std::move(ready_.front());
+    ready_.pop_front();
+    claim_from(*job, piece, most_bytes);
+    if (job->next < job->moves.size()) ready_.push_back(job);
+    ready_count_.store(ready_.size(), std::memory_order_relaxed);
+    if (piece.count == 0) continue;  // ended meanwhile
+    copying_.fetch_add(1, std::memory_order_relaxed);
+    piece.access = job->access;
+    piece.job = std::move(job);
+    return true;
+  }
+  return false;
 }
 
-bool CopyPool::close_if_done(Operation& operation) {
-  if (operation.finished || operation.pieces_running > 0 || operation.claimed < operation.length)
-    return false;
-  operation.finished = true;
-  active_.erase(operation.place);
-  return true;
+void CopyPool::claim_from(Job& job, Piece& piece, uint64_t most_bytes) {
+  piece.count = 0;
+  auto& moves = job.moves;
+  while (job.next < moves.size() && moves[job.next].finished) ++job.next;
+  if (job.next == moves.size()) return;
+  piece.first = job.next;
+  piece.offset = job.next_offset;
+  Move& first = moves[job.next];
+  if (uint64_t rest = first.length - job.next_offset; job.next_offset > 0 || rest > most_bytes) {
+    piece.count = 1;
+    piece.length = std::min(rest, most_bytes);
+    ++first.pieces;
+    job.next_offset += piece.length;
+    if (job.next_offset < first.length) return;
+    ++job.next;
+    job.next_offset = 0;
+    return;
+  }
+  uint64_t total = 0;
+  while (job.next < moves.size() && !moves[job.next].finished &&
+         moves[job.next].length <= most_bytes - total) {
+    total += moves[job.next].length;
+    ++moves[job.next].pieces;
+    ++job.next;
+    ++piece.count;
+  }
+  piece.length = first.length;
 }
 
-void CopyPool::complete(Operation& operation) {
-  Status status = std::move(operation.failure);
+void CopyPool::copy(const Piece& piece) {
+  size_t good = 0;
+  Status status = copy_moves(piece, good);
   // A mapping outlives its owner: bytes copied from or to the memory of a dead process must not look like
   // success.
-  if (status.ok()) status = operation.access->check_alive();
-  completions_.push({operation.cookie, operation.opcode, operation.moved, std::move(status)});
+  if (Status alive = piece.access->check_alive(); !alive.ok()) {
+    good = 0;
+    status = std::move(alive);
+  }
+  finish(piece, good, status);
+}
+
+Status CopyPool::copy_moves(const Piece& piece, size_t& good) const {
+  const Job& job = *piece.job;
+  const Access& access = *piece.access;
+  if (!job.local->own_use.enter(0))
+    return failed(MC_INVALID, "the local region was deregistered while the operation waited");
+  Status status;
+  if (!access.enter()) {
+    status = access.denial();
+  } else {
+    for (; good < piece.count && status.ok(); good += status.ok()) {
+      const Move& move = job.moves[piece.first + good];
+      uint64_t length = piece.count == 1 ? piece.length : move.length;
+      bool stream = job.bytes >= options_.streaming_bytes && move.length >= kLeastStreamBytes;
+      status = access.copy(move.opcode, job.local->base + move.local_offset + piece.offset,
+                           move.remote_offset + piece.offset, length,
+                           stream ? Stores::kStreaming : Stores::kCached);
+    }
+    access.leave();
+  }
+  job.local->own_use.leave(0);
+  return status;
+}
+
+void CopyPool::finish(const Piece& piece, size_t good, const Status& status) {
+  Job& job = *piece.job;
+  std::vector<Completion> ended;
+  ended.reserve(piece.count);
+  {
+    std::lock_guard lock(mutex_);
+    copying_.fetch_sub(1, std::memory_order_relaxed);
+    for (size_t i = 0; i < piece.count; ++i) {
+      Move& move = job.moves[piece.first + i];
+      assert(move.pieces > 0);
+      --move.pieces;
+      if (i < good) {
+        move.moved += piece.count == 1 ? piece.length : move.length;
+        close_move(job, piece.first + i, ended);
+      } else {
+        fail_move(job, piece.first + i, status, ended);
+      }
+    }
+    if (asleep_ > 0 && !ready_.empty()) call_another();
+  }
+  completions_.push(ended);
+}
+
+void CopyPool::fail_job(Job& job, const Status& status, std::vector<Completion>& ended) {
+  for (size_t i = job.next; i < job.moves.size(); ++i) fail_move(job, i, status, ended);
+}
+
+// Nothing more of the move is handed out. Where every byte was already, it ends with its own result.
+void CopyPool::fail_move(Job& job, size_t index, const Status& status, std::vector<Completion>& ended) {
+  Move& move = job.moves[index];
+  if (move.finished) return;
+  job.failures.emplace(index, status);
+  if (index == job.next && job.next_offset > 0) {
+    ++job.next;
+    job.next_offset = 0;
+  }
+  if (move.pieces > 0) return;
+  move.finished = true;
+  Completion completion{move.cookie, move.moved, move.opcode, MC_OK, nullptr};
+  completion.fail(job.failures.at(index));
+  ended.push_back(std::move(completion));
+  if (--job.unfinished == 0) active_.erase(job.place);
+}
+
+void CopyPool::close_move(Job& job, size_t index, std::vector<Completion>& ended) {
+  Move& move = job.moves[index];
+  if (auto failure = job.failures.find(index); failure != job.failures.end())
+    return fail_move(job, index, failure->second, ended);
+  if (move.finished || move.pieces > 0 || move.moved < move.length) return;
+  move.finished = true;
+  ended.push_back({move.cookie, move.moved, move.opcode, MC_OK, nullptr});
+  if (--job.unfinished == 0) active_.erase(job.place);
 }
 
 }  // namespace mooncake::shm

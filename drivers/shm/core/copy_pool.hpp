@@ -1,9 +1,11 @@
 // Operations that submit() did not finish itself, and the threads that copy for them.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,74 +23,103 @@ namespace mooncake::shm {
 struct Connection;
 struct RemoteRegion;
 
-// One operation. The first part never changes; the rest belongs to the pool.
-struct Operation {
+// One operation of a job. The first part never changes; the rest is guarded by the pool's mutex.
+struct Move {
   mc_opcode opcode;
   uint64_t local_offset;
   uint64_t remote_offset;
   uint64_t length;
   uint64_t cookie;
+
+  uint64_t moved = 0;
+  uint32_t pieces = 0;  // being copied
+  bool finished = false;
+};
+
+// What one submit() asked for between the same two regions. Copied in pieces: parts of long operations, runs
+// of short ones.
+struct Job {
   std::shared_ptr<Connection> connection;
   std::shared_ptr<Region> local;
   std::shared_ptr<RemoteRegion> remote;
+  std::vector<Move> moves;
+  uint64_t bytes = 0;
 
+  // Guarded by the pool's mutex.
   std::shared_ptr<const Access> access;
-  uint64_t claimed = 0;  // bytes handed to workers; `length` also when no more shall be
-  uint64_t moved = 0;
-  uint32_t pieces_running = 0;
-  bool finished = false;
-  Status failure;
-  std::multimap<uint64_t, std::shared_ptr<Operation>>::iterator place;
+  size_t next = 0;           // the first move that is not wholly handed out
+  uint64_t next_offset = 0;  // how much of it is
+  size_t unfinished = 0;
+  std::map<size_t, Status> failures;
+  std::list<std::shared_ptr<Job>>::iterator place;
 };
 
-// Each operation added completes exactly once: when its bytes are moved, or by end(). Thread-safe.
+// Each operation of a job added completes exactly once: when its bytes are moved, or by end(). Thread-safe.
 class CopyPool {
  public:
-  CopyPool(const Options& options, Completions& completions) : options_(options), completions_(completions) {}
+  CopyPool(const Options& options, Completions& completions);
   ~CopyPool() { stop(); }
 
   Status start();
-  // Joins the workers. Every operation must have been ended or finished, or its completion is lost.
+  // Joins the threads. Every operation must have been ended or finished, or its completion is lost.
   void stop();
 
-  void add(const std::shared_ptr<Operation>& operation);
-  // Copies an added operation whose access has been granted.
-  void run(const std::shared_ptr<Operation>& operation, std::shared_ptr<const Access> access);
-  // Ends operations early: those at rest at once, those being copied at the end of the piece (`chunk_bytes`)
-  // at hand.
-  void end(const std::shared_ptr<Operation>& operation, const Status& status);
+  void add(const std::shared_ptr<Job>& job);
+  // Copies an added job whose access has been granted.
+  void run(const std::shared_ptr<Job>& job, std::shared_ptr<const Access> access);
+  // Ends operations early: those at rest at once, those being copied when the pieces at hand are done.
+  void end(const std::shared_ptr<Job>& job, const Status& status);
   void end_cookie(uint64_t cookie, const Status& status);
   void end_connection(const Connection& connection, const Status& status);
 
+  // Whether a caller that has time should help(): work waits, and fewer threads copy than there are cores.
+  bool wants_help() const {
+    return ready_count_.load(std::memory_order_relaxed) > 0 &&
+           copying_.load(std::memory_order_relaxed) < limit_;
+  }
+  // Copies one piece of at most kHelpBytes, if there is any.
+  void help();
+
  private:
+  // Moves [first, first + count) of a job, or `length` bytes from `offset` of a single one.
   struct Piece {
-    std::shared_ptr<Operation> operation;
-    uint64_t offset;
-    uint64_t length;
+    std::shared_ptr<Job> job;
+    std::shared_ptr<const Access> access;
+    size_t first = 0;
+    size_t count = 0;
+    uint64_t offset = 0;
+    uint64_t length = 0;
   };
 
   void work();
-  bool next_piece(std::unique_lock<std::mutex>& lock, Piece& piece);
-  std::deque<std::shared_ptr<Operation>>& next_queue();
-  void finish_piece(const Piece& piece, Status status);
-  // With the lock held: whether the operation ends now; if so it is taken off the books.
-  bool close_if_done(Operation& operation);
-  bool request_end(Operation& operation, const Status& status);
-  void complete(Operation& operation);
+  void start_thread();
+  void call_another();
+  bool claim(Piece& piece, uint64_t most_bytes);
+  void claim_from(Job& job, Piece& piece, uint64_t most_bytes);
+  void copy(const Piece& piece);
+  Status copy_moves(const Piece& piece, size_t& good) const;
+  void finish(const Piece& piece, size_t good, const Status& status);
+  // With the lock held.
+  void fail_move(Job& job, size_t index, const Status& status, std::vector<Completion>& ended);
+  void close_move(Job& job, size_t index, std::vector<Completion>& ended);
+  void fail_job(Job& job, const Status& status, std::vector<Completion>& ended);
 
   const Options& options_;
   Completions& completions_;
-  std::vector<std::thread> threads_;
+  const uint32_t most_threads_;
+  const uint32_t limit_;  // threads that copy at the same time, callers included
+
+  std::atomic<size_t> ready_count_{0};  // size of ready_
+  std::atomic<uint32_t> copying_{0};    // both change under the lock only
 
   std::mutex mutex_;
-  std::condition_variable ready_;
+  std::condition_variable wake_;
+  std::vector<std::thread> threads_;
+  uint32_t asleep_ = 0;
   bool stopping_ = false;
-  std::multimap<uint64_t, std::shared_ptr<Operation>> active_;  // by cookie; its iterators stay valid
-  // Operations of one piece, and longer ones. While both wait, each has every other turn: small operations do
-  // not stand in line behind gigabytes, and large ones always go on.
-  std::deque<std::shared_ptr<Operation>> short_;
-  std::deque<std::shared_ptr<Operation>> long_;
-  bool long_is_next_ = false;
+  std::list<std::shared_ptr<Job>> active_;
+  // Jobs with work to hand out. Each has its turn, a piece at a time, so that none waits for all of another.
+  std::deque<std::shared_ptr<Job>> ready_;
 };
 
 }  // namespace mooncake::shm

@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
-#include <new>
 #include <utility>
 
 namespace mooncake::shm {
@@ -36,11 +36,17 @@ Status adopt_descriptor(const mc_memory& memory, std::shared_ptr<const UniqueFd>
   return {};
 }
 
+Status name(mc_handle made, mc_handle* out) {
+  if (made == 0) return failed(MC_NO_MEMORY, "there are as many handles as there can be; release some");
+  *out = made;
+  return {};
+}
+
 }  // namespace
 
 Endpoint::Endpoint(const Options& options)
     : options_(options),
-      owner_(getpid()),
+      generation_(fork_generation()),
       completions_(options.queue_depth),
       pool_(options_, completions_),
       target_(loop_, options_, address_),
@@ -56,6 +62,7 @@ Status Endpoint::open(const mc_option* options, size_t count, std::shared_ptr<En
 }
 
 Status Endpoint::start() {
+  if (generation_ == 0) return failed(MC_NO_MEMORY, "no memory to keep watch for forks");
   if (Status status = make_address(address_); !status.ok()) return status;
   if (Status status = completions_.open(); !status.ok()) return status;
   if (Status status = loop_.start(); !status.ok()) return status;
@@ -70,8 +77,6 @@ void Endpoint::close() {
   target_.close();
   loop_.stop();
 }
-
-bool Endpoint::forked() const { return getpid() != owner_; }
 
 Status Endpoint::stats(mc_stats& stats) const {
   completions_.add_to(stats);
@@ -93,8 +98,7 @@ Status Endpoint::export_address(void* blob, size_t* length) const {
 Status Endpoint::connect(const void* address, size_t length, mc_handle* connection) {
   Address peer;
   if (Status status = read_address(address_, address, length, peer); !status.ok()) return status;
-  *connection = connections_.add(initiator_.connect(peer));
-  return {};
+  return name(connections_.add(initiator_.connect(peer)), connection);
 }
 
 void Endpoint::disconnect(mc_handle connection) {
@@ -102,7 +106,7 @@ void Endpoint::disconnect(mc_handle connection) {
 }
 
 Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered) {
-  if (memory.struct_size < sizeof memory)
+  if (memory.struct_size < offsetof(mc_memory, numa_node))
     return failed(MC_INVALID, "the memory description is of an unknown version");
   if (memory.kind != MC_DRAM) return failed(MC_UNSUPPORTED, "the shm driver moves main memory only");
   if (memory.address == 0 || memory.length == 0 || memory.address + memory.length < memory.address) {
@@ -110,7 +114,9 @@ Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered)
   }
   auto region = std::make_shared<Region>();
   region->id = memory.region_id;
-  std::copy(std::begin(memory.key), std::end(memory.key), region->key.begin());
+  RegionKey own;
+  std::copy(std::begin(memory.key), std::end(memory.key), own.key.begin());
+  region->keys.push_back(own);
   region->base = reinterpret_cast<std::byte*>(memory.address);
   region->length = memory.length;
   region->fd_offset = memory.fd_offset;
@@ -118,8 +124,7 @@ Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered)
     if (Status status = adopt_descriptor(memory, region->fd); !status.ok()) return status;
   }
   if (Status status = target_.add(region); !status.ok()) return status;
-  *registered = regions_.add(std::move(region));
-  return {};
+  return name(regions_.add(region), registered);
 }
 
 Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
@@ -141,89 +146,23 @@ Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint
   if (!peer) return failed(MC_INVALID, "no connection has this handle");
   Key copied;
   std::copy(key, key + copied.size(), copied.begin());
-  *remote = remotes_.add(initiator_.import(peer, region_id, copied));
+  return name(remotes_.add(initiator_.import(peer, region_id, copied)), remote);
+}
+
+Status Endpoint::grant(mc_handle registered, const uint8_t* key, uint32_t access, size_t* length) {
+  std::shared_ptr<Region> region = regions_.get(registered);
+  if (!region) return failed(MC_INVALID, "no memory is registered under this handle");
+  Key copied;
+  std::copy(key, key + copied.size(), copied.begin());
+  if (Status status = target_.grant(region, copied, access); !status.ok()) return status;
+  *length = 0;
   return {};
 }
 
-Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
-  size_t taken = completions_.reserve(count);
-  uint64_t total = 0;
-  for (size_t i = 0; i < taken; ++i) total = std::max(total, total + ops[i].length);
-  bool copy_inline = total <= options_.inline_bytes;
-  Names names;
-  Batch batch;
-  for (size_t i = 0; i < taken; ++i) {
-    Status status = resolve(ops[i], names);
-    if (status.ok()) {
-      place(ops[i], names, copy_inline, batch);
-    } else {
-      batch.finished.push_back({ops[i].cookie, static_cast<mc_opcode>(ops[i].opcode), 0, std::move(status)});
-    }
-  }
-  batch.prove();
-  completions_.push(batch.finished);
-  *accepted = taken;
-  return taken == count ? Status{} : failed(MC_AGAIN, "the queue is full; fetch completions first");
-}
-
-Status Endpoint::resolve(const mc_op& op, Names& names) const {
-  if (op.connection != names.connection_handle) names.connection = connections_.get(op.connection);
-  if (op.local != names.local_handle) names.local = regions_.get(op.local);
-  if (op.remote != names.remote_handle) names.remote = remotes_.get(op.remote);
-  names.connection_handle = op.connection;
-  names.local_handle = op.local;
-  names.remote_handle = op.remote;
-  if (op.opcode != MC_READ && op.opcode != MC_WRITE) return failed(MC_INVALID, "unknown operation");
-  if (!names.connection || !names.local || !names.remote) {
-    return failed(MC_INVALID, "the operation names a connection, local or remote memory that does not exist");
-  }
-  if (names.remote->connection_id != names.connection->id) {
-    return failed(MC_INVALID, "the remote memory belongs to another connection");
-  }
-  if (op.length == 0 || !inside(op.local_offset, op.length, names.local->length)) {
-    return failed(MC_INVALID, "the range is empty or not inside the local region");
-  }
-  return {};
-}
-
-void Endpoint::place(const mc_op& op, const Names& names, bool copy_inline, Batch& batch) {
-  auto opcode = static_cast<mc_opcode>(op.opcode);
-  Status failure;
-  std::shared_ptr<const Access> access = initiator_.look_up(*names.connection, *names.remote, failure);
-  if (failure.ok() && access && copy_inline) {
-    if (batch.access != access) batch.prove();
-    Status status = access->check_range(op.remote_offset, op.length);
-    if (status.ok()) {
-      Stores stores = op.length >= options_.streaming_bytes ? Stores::kStreaming : Stores::kCached;
-      status = access->move(opcode, *names.local, op.local_offset, op.remote_offset, op.length, stores);
-    }
-    batch.finished.push_back({op.cookie, opcode, status.ok() ? op.length : 0, std::move(status)});
-    batch.access = std::move(access);
-    return;
-  }
-  if (!failure.ok()) {
-    batch.finished.push_back({op.cookie, opcode, 0, std::move(failure)});
-    return;
-  }
-  auto operation = std::make_shared<Operation>();
-  operation->opcode = opcode;
-  operation->local_offset = op.local_offset;
-  operation->remote_offset = op.remote_offset;
-  operation->length = op.length;
-  operation->cookie = op.cookie;
-  operation->connection = names.connection;
-  operation->local = names.local;
-  operation->remote = names.remote;
-  pool_.add(operation);
-  initiator_.park(operation);
-}
-
-void Endpoint::Batch::prove() {
-  Status alive = access ? access->check_alive() : Status{};
-  for (; proven < finished.size(); ++proven) {
-    if (finished[proven].status.ok()) finished[proven].status = alive;
-  }
-  access.reset();
+Status Endpoint::revoke(mc_handle registered, const uint8_t* key, uint64_t deadline_ns) {
+  std::shared_ptr<Region> region = regions_.get(registered);
+  if (!region) return failed(MC_INVALID, "no memory is registered under this handle");
+  return target_.revoke(region, key, deadline_ns);
 }
 
 void Endpoint::cancel(uint64_t cookie) {

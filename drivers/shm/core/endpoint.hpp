@@ -1,8 +1,6 @@
 // One instance of the driver: everything behind an endpoint handle.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -29,7 +27,8 @@ class Endpoint {
   ~Endpoint() { close(); }
   void close();
   // Threads do not survive fork(): a child must not touch the parent's endpoint.
-  bool forked() const;
+  bool forked() const { return fork_generation() != generation_; }
+  const Options& options() const { return options_; }
 
   Status stats(mc_stats& stats) const;
   Status export_address(void* blob, size_t* length) const;
@@ -40,34 +39,38 @@ class Endpoint {
   Status export_key(mc_handle registered, size_t* length) const;
   Status import_key(mc_handle connection, uint64_t region_id, const uint8_t* key, mc_handle* remote);
   void release_key(mc_handle remote) { remotes_.take(remote); }
+  Status grant(mc_handle registered, const uint8_t* key, uint32_t access, size_t* length);
+  Status revoke(mc_handle registered, const uint8_t* key, uint64_t deadline_ns);
   Status submit(const mc_op* ops, size_t count, size_t* accepted);
-  Completions& completions() { return completions_; }
+  // When nothing has finished, the caller's time is used to copy a piece of what waits.
+  size_t poll(mc_completion* completions, size_t capacity);
+  int event_fd() const { return completions_.event_fd(); }
+  // False when poll() has something to fetch or to do.
+  bool arm() { return !pool_.wants_help() && completions_.arm(); }
   void cancel(uint64_t cookie);
 
  private:
   // The objects that an operation names. Neighbours in a batch mostly name the same ones: looked up once.
   struct Names {
     mc_handle connection_handle = 0, local_handle = 0, remote_handle = 0;
-    std::shared_ptr<Connection> connection;
-    std::shared_ptr<Region> local;
-    std::shared_ptr<RemoteRegion> remote;
+    const std::shared_ptr<Connection>* connection = nullptr;
+    const std::shared_ptr<Region>* local = nullptr;
+    const std::shared_ptr<RemoteRegion>* remote = nullptr;
+    Status status;  // of the three together
   };
-  // The operations of one submit() that are finished within it.
-  struct Batch {
-    std::vector<Completion> finished;
-    size_t proven = 0;                     // of `finished`, from the front
-    std::shared_ptr<const Access> access;  // what the later ones copied from or to
+  // Small operations of one submit() that follow one another and name the same remote region share a visit.
+  class Visit;
 
-    // Bytes copied from or to the memory of a dead process must not look like success: one look for many
-    // copies.
-    void prove();
-  };
   Status start();
-  Status resolve(const mc_op& op, Names& names) const;
-  void place(const mc_op& op, const Names& names, bool copy_inline, Batch& batch);
+  bool resolve(const mc_op& op, Names& names) const;
+  void look_up(const mc_op& op, Names& names) const;
+  // Each returns how many completions it wrote to `finished`, which has room for one of each operation.
+  size_t copy_now(const mc_op* ops, size_t count, Completion* finished);
+  size_t hand_over(const mc_op* ops, size_t count, Completion* finished);
+  void park(const mc_op& op, const Names& names, std::shared_ptr<Job>& job);
 
   const Options options_;
-  const pid_t owner_;
+  const uint32_t generation_;
   Address address_{};
   Loop loop_;
   Completions completions_;

@@ -20,30 +20,40 @@
 
 namespace mooncake::shm {
 
-// A peer's region as this side knows it. Guarded by the initiator's mutex.
+// A peer's region as this side knows it.
 struct RemoteRegion {
+  enum class State { kUnasked, kAsked, kOpen, kRefused };
+
+  // For submit(), which takes no lock: while `users` counts it, what it finds in `open` is not let go of.
+  std::atomic<uint32_t> users{0};
+  std::atomic<const Access*> open{nullptr};  // access.get(), while there is any
+
+  // Constant.
   uint64_t connection_id = 0;
   uint64_t id = 0;
   Key key{};
-  Status refusal;                        // not OK: for as long as this object lives
-  std::shared_ptr<const Access> access;  // null until the owner has granted it
-  std::vector<std::shared_ptr<Operation>> waiting;
+
+  // Guarded by the initiator's mutex.
+  State state = State::kUnasked;
+  std::shared_ptr<const Access> access;  // while kOpen
+  Status refusal;                        // while kRefused
+  uint64_t ask_again_ns = 0;             // a passing reason may have passed by then
+  std::vector<std::shared_ptr<Job>> waiting;
 };
 
+// Outlives its sockets: after a loss the next operation begins a new attempt.
 struct Connection {
-  enum class State { kConnecting, kReady, kLost };
+  enum class State { kConnecting, kReady, kLost, kClosed };
 
   uint64_t id = 0;
   Address address{};
 
-  std::shared_ptr<Link> link;  // for the service thread alone
-
-  std::atomic<bool> closed{false};  // by disconnect() or close()
-
   // Guarded by the initiator's mutex.
   State state = State::kConnecting;
-  Status failure;
+  uint64_t attempt = 1;        // tells what is left of an earlier attempt from what belongs to this one
+  std::shared_ptr<Link> link;  // of this attempt
   std::map<std::pair<uint64_t, Key>, std::shared_ptr<RemoteRegion>> regions;
+  std::vector<std::shared_ptr<RemoteRegion>> unasked;                 // to be asked for after the welcome
   std::unordered_map<uint64_t, std::shared_ptr<RemoteRegion>> asked;  // by Message::request
 };
 
@@ -62,33 +72,53 @@ class Initiator {
   std::shared_ptr<RemoteRegion> import(const std::shared_ptr<Connection>& connection, uint64_t region_id,
                                        const Key& key);
 
-  // The access to a region, or null: then `failure` tells why it never comes, or is OK while the answer is
-  // awaited.
-  std::shared_ptr<const Access> look_up(const Connection& connection, const RemoteRegion& remote,
-                                        Status& failure);
-  // For an operation that was added to the pool: it runs, fails, or waits for the owner's answer.
-  void park(const std::shared_ptr<Operation>& operation);
+  // For a job that was added to the pool: it runs, fails, or waits for the owner's answer. Connects anew
+  // after a loss.
+  void place(const std::shared_ptr<Job>& job);
 
   uint32_t open_connections() const;
 
  private:
   using ConnectionPointer = std::shared_ptr<Connection>;
 
-  // On the service thread.
-  void begin(const ConnectionPointer& connection);
-  void try_to_connect(const ConnectionPointer& connection, uint64_t deadline_ns);
-  void greet(const ConnectionPointer& connection);
-  void on_event(const ConnectionPointer& connection, uint32_t epoll_events);
-  bool on_message(const ConnectionPointer& connection, const Message& message, UniqueFd passed);
-  bool on_welcome(const ConnectionPointer& connection, const Message& welcome, UniqueFd passed);
-  void on_grant(const ConnectionPointer& connection, const Message& grant, UniqueFd passed);
-  void on_revoked(const ConnectionPointer& connection, uint64_t region_id);
-  void ask(const ConnectionPointer& connection, const std::shared_ptr<RemoteRegion>& remote);
-  void send(const ConnectionPointer& connection, const Message& message);
+  using RemotePointer = std::shared_ptr<RemoteRegion>;
+  struct LetGo {
+    RemotePointer remote;
+    std::shared_ptr<const Access> access;
+  };
 
-  void lose(const ConnectionPointer& connection, const Status& failure);
-  void settle(const ConnectionPointer& connection, const std::shared_ptr<RemoteRegion>& remote,
-              std::shared_ptr<const Access> access, Status refusal);
+  // One attempt to reach a peer, as tasks and handlers of the service thread name it.
+  struct Attempt {
+    ConnectionPointer connection;
+    uint64_t number;
+  };
+
+  // On the service thread.
+  void begin(const Attempt& attempt);
+  void try_to_connect(const Attempt& attempt, uint64_t deadline_ns);
+  void greet(const Attempt& attempt, std::shared_ptr<Link> link);
+  void on_event(const Attempt& attempt, Link& link, uint32_t epoll_events);
+  bool on_message(const Attempt& attempt, Link& link, const Message& message, UniqueFd passed);
+  bool on_life(const Attempt& attempt, Link& link, UniqueFd passed);
+  bool on_welcome(const Attempt& attempt, Link& link, const Message& welcome, UniqueFd passed);
+  void on_grant(const Attempt& attempt, const Message& grant, UniqueFd passed);
+  void on_revoked(const Attempt& attempt, const Message& notice);
+  void ask(const Attempt& attempt, const RemotePointer& remote);
+  void send(const Attempt& attempt, Link& link, const Message& message);
+  void populate(const std::shared_ptr<Mapping>& mapping, size_t from);
+  void finish_letting_go(std::vector<LetGo> all);
+
+  // With the mutex held.
+  bool current(const Attempt& attempt) const;
+  void want(const ConnectionPointer& connection, const RemotePointer& remote);
+  void shut_region(const RemotePointer& remote, std::vector<LetGo>& all);
+
+  void lose(const Attempt& attempt, const Status& failure);
+  // Attempt 0 stands for whichever there is.
+  void end(const Attempt& attempt, Connection::State state, const Status& failure);
+  void settle(const Attempt& attempt, const RemotePointer& remote, std::shared_ptr<const Access> access,
+              const Status& refusal);
+  void let_go(std::vector<LetGo> all);
 
   Loop& loop_;
   CopyPool& pool_;

@@ -30,16 +30,7 @@ uint32_t* count_address(const std::atomic<uint64_t>& word) {
 
 }  // namespace
 
-bool LeaseSlot::enter(uint32_t token) {
-  uint64_t before = word_.fetch_add(1, std::memory_order_acq_rel);
-  if (static_cast<uint32_t>(before >> 32) == token) return true;
-  leave(token);
-  return false;
-}
-
-void LeaseSlot::leave(uint32_t token) {
-  uint64_t before = word_.fetch_sub(1, std::memory_order_acq_rel);
-  if (static_cast<uint32_t>(before >> 32) == token) return;
+void LeaseSlot::wake_owner() {
   // The owner may be waiting for us. Not a private futex: it may be another process.
   syscall(SYS_futex, count_address(word_), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }

@@ -21,16 +21,27 @@ class LeaseSlot {
 
   // Copier: true when the token still holds; then leave() must follow. False: hands off, the region is
   // withdrawn.
-  bool enter(uint32_t token);
-  void leave(uint32_t token);
+  bool enter(uint32_t token) {
+    uint64_t before = word_.fetch_add(1, std::memory_order_acq_rel);
+    if (static_cast<uint32_t>(before >> 32) == token) return true;
+    leave(token);
+    return false;
+  }
+  void leave(uint32_t token) {
+    uint64_t before = word_.fetch_sub(1, std::memory_order_acq_rel);
+    if (static_cast<uint32_t>(before >> 32) != token) wake_owner();
+  }
 
   // Owner: ends the token. Copies that have entered go on; wait_idle() tells when they have left.
   void revoke();
   // False when the deadline passed with copies in flight. `holder_gone` is read again and again: the copies
   // of a process that has died never leave.
   bool wait_idle(uint64_t deadline_ns, const std::atomic<bool>& holder_gone) const;
+  bool idle() const { return static_cast<uint32_t>(word_.load(std::memory_order_acquire)) == 0; }
 
  private:
+  void wake_owner();
+
   alignas(64) std::atomic<uint64_t> word_{0};  // a cache line of its own: regions do not slow one another
 };
 

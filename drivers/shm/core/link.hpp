@@ -8,6 +8,7 @@
 
 #include "channel.hpp"
 #include "lease.hpp"
+#include "life.hpp"
 #include "os.hpp"
 #include "status.hpp"
 
@@ -19,13 +20,16 @@ struct Link {
   Link(UniqueFd socket, pid_t peer, UniqueFd its_end)
       : channel(std::move(socket)), pid(peer), pidfd(std::move(its_end)) {}
 
-  // MC_OK while the peer lives: one system call, from any thread.
+  // MC_OK while the peer lives. One load, where the peer's kernel shows its life; else one system call.
   Status check_alive() const;
+  // MC_OK while the peer lives and keeps the connection: one system call.
+  Status check_socket() const;
 
   Channel channel;
   pid_t pid;       // 0: not visible in our pid namespace
   UniqueFd pidfd;  // tells of the peer's end even where a forked child of it keeps the socket open
-  std::shared_ptr<LeasePage> leases;  // comes with the welcome
+  std::shared_ptr<const LifeSign> life;  // comes before the welcome
+  std::shared_ptr<LeasePage> leases;     // comes with the welcome
 };
 
 }  // namespace mooncake::shm

@@ -22,7 +22,7 @@ Status parse_number(std::string_view name, std::string_view text, Number least, 
 
 Status parse_option(std::string_view name, std::string_view text, Options& options) {
   constexpr uint64_t kNoLimit = 1ull << 40;
-  if (name == "workers") return parse_number<uint32_t>(name, text, 1, 64, options.workers);
+  if (name == "workers") return parse_number<uint32_t>(name, text, 0, 64, options.workers);
   if (name == "inline_bytes") return parse_number<uint64_t>(name, text, 0, kNoLimit, options.inline_bytes);
   if (name == "streaming_bytes")
     return parse_number<uint64_t>(name, text, 0, kNoLimit, options.streaming_bytes);

@@ -11,10 +11,10 @@ namespace mooncake::shm {
 
 // The defaults are those of options.py, which documents them and renders all of them.
 struct Options {
-  uint32_t workers = 2;
-  uint64_t inline_bytes = 64 << 10;
-  uint64_t streaming_bytes = 256 << 10;
-  uint64_t chunk_bytes = 1 << 20;
+  uint32_t workers = 0;  // as many as there are cores for
+  uint64_t inline_bytes = 1 << 20;
+  uint64_t streaming_bytes = 1 << 20;
+  uint64_t chunk_bytes = 256 << 10;
   uint64_t queue_depth = 4096;
   double answer_timeout_s = 5.0;
   bool allow_other_users = false;

@@ -7,10 +7,16 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <system_error>
 
 namespace mooncake::shm {
+namespace {
+
+std::atomic<uint32_t> generation{1};
+
+}  // namespace
 
 Status system_failure(mc_status code, const std::string& what, int error) {
   return failed(code, what + ": " + std::generic_category().message(error));
@@ -46,6 +52,12 @@ bool equal_in_constant_time(const uint8_t* left, const uint8_t* right, size_t le
 UniqueFd open_pidfd(pid_t pid) {
   if (pid <= 0) return {};
   return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+}
+
+uint32_t fork_generation() {
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1, std::memory_order_relaxed); });
+  return registered == 0 ? generation.load(std::memory_order_relaxed) : 0;
 }
 
 void prepare_thread(const char* name) {

@@ -44,6 +44,10 @@ bool equal_in_constant_time(const uint8_t* left, const uint8_t* right, size_t le
 // none.
 UniqueFd open_pidfd(pid_t pid);
 
+// Changes in a forked child. Getting it is a load, where getpid() is a system call. 0 when there was no
+// memory to keep watch.
+uint32_t fork_generation();
+
 // For threads of the driver: names the thread and leaves signals to the threads of the application.
 void prepare_thread(const char* name);
 

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "lease.hpp"
 #include "mooncake_driver.h"
@@ -13,16 +16,26 @@ namespace mooncake::shm {
 
 using Key = std::array<uint8_t, MC_KEY_BYTES>;
 
+constexpr uint32_t kAllAccess = MC_ACCESS_READ | MC_ACCESS_WRITE;
+
+// A key that opens the region, and how far.
+struct RegionKey {
+  Key key{};
+  uint32_t access = kAllAccess;  // mc_access bits
+  bool revoked = false;
+};
+
 struct Region {
   uint64_t id = 0;
-  Key key{};
+  std::vector<RegionKey> keys;  // the first is the memory's own; guarded by the target's mutex
   std::byte* base = nullptr;
   uint64_t length = 0;
   // The memfd behind the memory, when peers may map it; otherwise they get at the memory by process_vm.
   std::shared_ptr<const UniqueFd> fd;
+  std::shared_ptr<const UniqueFd> read_only_fd;  // made with the first key that only reads
   uint64_t fd_offset = 0;
-  // Leases for this side's own operations, so that both kinds of use end in the same way. Token 0 is the live
-  // one.
+  // Leases for this side's own operations that copy threads carry out, so that both kinds of use end in the
+  // same way. Token 0 is the live one.
   LeaseSlot own_use;
   std::atomic<bool> withdrawn{false};
 };

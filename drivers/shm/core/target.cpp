@@ -1,12 +1,15 @@
 #include "target.hpp"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <utility>
 
 namespace mooncake::shm {
@@ -21,11 +24,42 @@ constexpr int kMaxStrangers = 32;
 // close() waits so long for copies in flight; a piece of a copy takes about a millisecond.
 constexpr double kCloseWaitS = 1.0;
 
+// How soon to look again whether a peer that was turned away has left off copying.
+constexpr uint64_t kLastCopyNs = 20'000'000;
+
 const std::atomic<bool> kNobodyGone{false};
+
+Key key_of(const uint8_t* bytes) {
+  Key key;
+  std::memcpy(key.data(), bytes, key.size());
+  return key;
+}
+
+// Every key is compared, each in constant time: the answer's delay tells nothing but how many there are.
+const RegionKey* find_key(const Region& region, const uint8_t* secret) {
+  const RegionKey* found = nullptr;
+  for (const RegionKey& known : region.keys) {
+    if (equal_in_constant_time(secret, known.key.data(), known.key.size())) found = &known;
+  }
+  return found;
+}
+
+// A second file description of a memfd, without the right to write. The mode keeps other users from opening
+// the file anew with that right.
+Status open_read_only(const UniqueFd& fd, std::shared_ptr<const UniqueFd>& read_only) {
+  if (fchmod(fd.get(), S_IRUSR | S_IWUSR) != 0)
+    return system_failure(MC_IO, "cannot restrict the mode of the memory's file", errno);
+  std::string path = "/proc/self/fd/" + std::to_string(fd.get());
+  UniqueFd made(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!made.valid()) return system_failure(MC_IO, "cannot open the memory's file for reading only", errno);
+  read_only = std::make_shared<const UniqueFd>(std::move(made));
+  return {};
+}
 
 }  // namespace
 
 Status Target::listen() {
+  if (Status status = LifeSign::create(life_, life_fd_); !status.ok()) return status;
   UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return system_failure(MC_IO, "cannot create the listening socket", errno);
   sockaddr_un name;
@@ -35,7 +69,10 @@ Status Target::listen() {
     return system_failure(MC_IO, "cannot listen on an abstract socket", errno);
   }
   listener_ = std::move(socket);
-  loop_.post([this] { loop_.watch(listener_.get(), EPOLLIN, [this](uint32_t) { on_listener(); }); });
+  loop_.post([this] {
+    life_->hold();  // before the first peer can be welcomed
+    loop_.watch(listener_.get(), EPOLLIN, [this](uint32_t) { on_listener(); });
+  });
   return {};
 }
 
@@ -49,6 +86,7 @@ void Target::close() {
   for (const auto& region : all) (void)withdraw(region, 0);
   uint64_t deadline = deadline_after(kCloseWaitS);
   for (const auto& region : all) (void)withdraw(region, deadline);
+  if (life_) life_->resign();
 }
 
 Status Target::add(const std::shared_ptr<Region>& region) {
@@ -65,40 +103,85 @@ Status Target::withdraw(const std::shared_ptr<Region>& region, uint64_t deadline
     std::lock_guard lock(mutex_);
     regions_.erase(region->id);
     if (!region->withdrawn.exchange(true)) region->own_use.revoke();
-    revoke_grants(region->id, holders);
+    revoke_grants(region->id, nullptr, holders);
   }
   bool idle = region->own_use.wait_idle(deadline_ns, kNobodyGone);
-  for (const Holder& holder : holders) {
-    idle = holder.peer->leases->slot(holder.slot).wait_idle(deadline_ns, holder.peer->gone) && idle;
-  }
+  idle = wait_for(holders, deadline_ns) && idle;
   if (!idle) return failed(MC_TIMEOUT, "operations on the region were still in flight at the deadline");
-  release_grants(region->id);
+  std::lock_guard lock(mutex_);
+  release_grants(region->id, nullptr);
   return {};
 }
 
-void Target::revoke_grants(uint64_t region_id, std::vector<Holder>& holders) {
+Status Target::grant(const std::shared_ptr<Region>& region, const Key& key, uint32_t access) {
+  if (access == 0 || (access & ~kAllAccess) != 0)
+    return failed(MC_INVALID, "a key must allow reading, writing or both");
+  std::lock_guard lock(mutex_);
+  if (region->withdrawn.load()) return failed(MC_INVALID, "the memory is being deregistered");
+  if (find_key(*region, key.data()) != nullptr)
+    return failed(MC_INVALID, "the region has this key already, and no key may be used twice");
+  if (access == MC_ACCESS_READ && region->fd && !region->read_only_fd) {
+    if (Status status = open_read_only(*region->fd, region->read_only_fd); !status.ok()) return status;
+  }
+  region->keys.push_back({key, access, false});
+  return {};
+}
+
+Status Target::revoke(const std::shared_ptr<Region>& region, const uint8_t* key, uint64_t deadline_ns) {
+  std::vector<Holder> holders;
+  Key name{};
+  if (key != nullptr) name = key_of(key);
+  {
+    std::lock_guard lock(mutex_);
+    if (key != nullptr && find_key(*region, key) == nullptr)
+      return failed(MC_INVALID, "the region never had this key");
+    for (RegionKey& known : region->keys) {
+      if (key == nullptr || known.key == name) known.revoked = true;
+    }
+    revoke_grants(region->id, key == nullptr ? nullptr : &name, holders);
+  }
+  if (deadline_ns == 0) return {};
+  if (!wait_for(holders, deadline_ns))
+    return failed(MC_TIMEOUT, "operations under the key were still in flight at the deadline");
+  std::lock_guard lock(mutex_);
+  release_grants(region->id, key == nullptr ? nullptr : &name);
+  return {};
+}
+
+bool Target::wait_for(const std::vector<Holder>& holders, uint64_t deadline_ns) {
+  bool idle = true;
+  for (const Holder& holder : holders)
+    idle = holder.peer->leases->slot(holder.slot).wait_idle(deadline_ns, holder.peer->gone) && idle;
+  return idle;
+}
+
+void Target::revoke_grants(uint64_t region_id, const Key* key, std::vector<Holder>& holders) {
   for (const PeerPointer& peer : peers_) {
-    auto found = peer->grants.find(region_id);
-    if (found == peer->grants.end()) continue;
-    Grant& grant = found->second;
-    holders.push_back({peer, grant.slot});
-    if (std::exchange(grant.revoked, true)) continue;
-    peer->leases->slot(grant.slot).revoke();
-    loop_.post([this, peer, region_id] {
-      Message notice = make_message(MessageKind::kRevoked);
-      notice.region_id = region_id;
-      if (!send(peer, notice)) drop(peer);
-    });
+    for (auto next = peer->grants.lower_bound({region_id, Key{}});
+         next != peer->grants.end() && next->first.first == region_id; ++next) {
+      if (key != nullptr && next->first.second != *key) continue;
+      Grant& grant = next->second;
+      holders.push_back({peer, grant.slot});
+      if (std::exchange(grant.revoked, true)) continue;
+      peer->leases->slot(grant.slot).revoke();
+      loop_.post([this, peer, name = next->first] {
+        Message notice = make_message(MessageKind::kRevoked);
+        notice.region_id = name.first;
+        std::memcpy(notice.secret, name.second.data(), name.second.size());
+        if (!send(peer, notice)) turn_away(peer);
+      });
+    }
   }
 }
 
-void Target::release_grants(uint64_t region_id) {
-  std::lock_guard lock(mutex_);
+void Target::release_grants(uint64_t region_id, const Key* key) {
   for (const PeerPointer& peer : peers_) {
-    auto found = peer->grants.find(region_id);
-    if (found == peer->grants.end()) continue;
-    peer->free_slots.push_back(found->second.slot);
-    peer->grants.erase(found);
+    std::erase_if(peer->grants, [&](const auto& item) {
+      const auto& [name, grant] = item;
+      bool meant = name.first == region_id && (key == nullptr || name.second == *key) && grant.revoked;
+      if (meant) peer->free_slots.push_back(grant.slot);
+      return meant;
+    });
   }
 }
 
@@ -143,13 +226,13 @@ void Target::welcome_socket(UniqueFd socket) {
   }
   loop_.at(deadline_after(options_.answer_timeout_s), [this, weak = std::weak_ptr(peer)] {
     PeerPointer late = weak.lock();
-    if (late && !late->greeted) drop(late);
+    if (late && !late->greeted) turn_away(late);
   });
 }
 
 void Target::on_event(const PeerPointer& peer, uint32_t epoll_events) {
   if ((epoll_events & EPOLLOUT) != 0) {
-    if (!peer->channel->flush()) return drop(peer);
+    if (!peer->channel->flush()) return turn_away(peer);
     if (!peer->channel->congested()) loop_.change(peer->channel->fd(), EPOLLIN | EPOLLRDHUP);
   }
   // A peer that does not read its answers is not read either, but its end is still noticed.
@@ -160,7 +243,8 @@ void Target::on_event(const PeerPointer& peer, uint32_t epoll_events) {
     UniqueFd passed;  // none is expected; if one came, it is closed here
     Channel::Received received = peer->channel->receive(message, passed);
     if (received == Channel::Received::kNothing) break;
-    if (received == Channel::Received::kEnd || !on_message(peer, message)) return drop(peer);
+    if (received == Channel::Received::kEnd) return drop(peer);
+    if (received == Channel::Received::kGarbage || !on_message(peer, message)) return turn_away(peer);
   }
 }
 
@@ -183,6 +267,7 @@ bool Target::on_hello(const PeerPointer& peer, const Message& hello) {
     refused_.fetch_add(1, std::memory_order_relaxed);
     return false;
   }
+  if (!send(peer, make_message(MessageKind::kLife), life_fd_)) return false;
   UniqueFd fd;
   std::shared_ptr<LeasePage> leases;
   Status status = LeasePage::create(leases, fd);
@@ -205,27 +290,50 @@ bool Target::on_ask(const PeerPointer& peer, const Message& question) {
   answer.request = question.request;
   answer.region_id = question.region_id;
   std::shared_ptr<const UniqueFd> fd;
-  Status status = grant(*peer, question, answer, fd);
+  Status status = answer_for(*peer, question, answer, fd);
   if (status.code == MC_REFUSED) refused_.fetch_add(1, std::memory_order_relaxed);
   set_reason(answer, status);
   return send(peer, answer, std::move(fd));
 }
 
-Status Target::grant(Peer& peer, const Message& question, Message& answer,
-                     std::shared_ptr<const UniqueFd>& fd) {
+Status Target::answer_for(Peer& peer, const Message& question, Message& answer,
+                          std::shared_ptr<const UniqueFd>& fd) {
+  std::string region_name = "region " + std::to_string(question.region_id);
   std::lock_guard lock(mutex_);
   auto found = regions_.find(question.region_id);
-  if (found == regions_.end()) {
-    return failed(MC_REFUSED,
-                  "region " + std::to_string(question.region_id) + " is not registered at the target");
-  }
+  if (found == regions_.end()) return failed(MC_REFUSED, region_name + " is not registered at the target");
   const Region& region = *found->second;
-  if (!equal_in_constant_time(question.secret, region.key.data(), region.key.size())) {
-    return failed(MC_REFUSED, "wrong access key for region " + std::to_string(question.region_id));
-  }
-  auto known = peer.grants.find(region.id);
+  const RegionKey* key = find_key(region, question.secret);
+  if (key == nullptr) return failed(MC_REFUSED, "wrong access key for " + region_name);
+  if (key->revoked) return failed(MC_REFUSED, "the access key for " + region_name + " was revoked");
+  Grant grant{};
+  if (Status status = lease(peer, {region.id, key->key}, grant); !status.ok()) return status;
+  answer.slot = grant.slot;
+  answer.token = grant.token;
+  answer.access = key->access;
+  answer.length = region.length;
+  answer.address = reinterpret_cast<uint64_t>(region.base);
+  answer.fd_offset = region.fd_offset;
+  answer.mode = region.fd ? AccessMode::kMapped : AccessMode::kProcessVm;
+  fd = key->access == MC_ACCESS_READ ? region.read_only_fd : region.fd;
+  return {};
+}
+
+// Keys that were revoked without waiting keep their slots until these are needed.
+void Target::reclaim(Peer& peer) {
+  std::erase_if(peer.grants, [&](const auto& item) {
+    const Grant& grant = item.second;
+    bool over = grant.revoked && peer.leases->slot(grant.slot).idle();
+    if (over) peer.free_slots.push_back(grant.slot);
+    return over;
+  });
+}
+
+Status Target::lease(Peer& peer, const std::pair<uint64_t, Key>& name, Grant& grant) {
+  auto known = peer.grants.find(name);
   if (known == peer.grants.end()) {
     uint32_t slot = peer.slots_used;
+    if (slot == LeasePage::kSlots && peer.free_slots.empty()) reclaim(peer);
     if (!peer.free_slots.empty()) {
       slot = peer.free_slots.back();
       peer.free_slots.pop_back();
@@ -234,20 +342,14 @@ Status Target::grant(Peer& peer, const Message& question, Message& answer,
     } else {
       return failed(MC_UNSUPPORTED, "the connection holds as many regions as it can");
     }
-    known = peer.grants.emplace(region.id, Grant{slot, peer.leases->slot(slot).token()}).first;
+    known = peer.grants.emplace(name, Grant{slot, peer.leases->slot(slot).token(), false}).first;
   }
-  answer.slot = known->second.slot;
-  answer.token = known->second.token;
-  answer.length = region.length;
-  answer.address = reinterpret_cast<uint64_t>(region.base);
-  answer.fd_offset = region.fd_offset;
-  answer.mode = region.fd ? AccessMode::kMapped : AccessMode::kProcessVm;
-  fd = region.fd;
+  grant = known->second;
   return {};
 }
 
 bool Target::send(const PeerPointer& peer, const Message& message, std::shared_ptr<const UniqueFd> passed) {
-  if (peer->gone.load()) return false;
+  if (peer->gone.load() || peer->turned_away) return false;
   if (!peer->channel->send(message, std::move(passed))) return false;
   if (peer->channel->congested()) loop_.change(peer->channel->fd(), EPOLLOUT | EPOLLRDHUP);
   return true;
@@ -255,12 +357,40 @@ bool Target::send(const PeerPointer& peer, const Message& message, std::shared_p
 
 void Target::drop(const PeerPointer& peer) {
   if (peer->gone.exchange(true)) return;
-  strangers_ -= peer->stranger;
-  loop_.forget(peer->channel->fd());
+  if (!peer->turned_away) {
+    strangers_ -= peer->stranger;
+    loop_.forget(peer->channel->fd());
+  }
   if (peer->pidfd.valid()) loop_.forget(peer->pidfd.get());
   peer->channel->shut();
   std::lock_guard lock(mutex_);
   peers_.remove(peer);
+}
+
+void Target::turn_away(const PeerPointer& peer) {
+  if (peer->gone.load() || std::exchange(peer->turned_away, true)) return;
+  strangers_ -= peer->stranger;
+  loop_.forget(peer->channel->fd());
+  // Before its leases end, so that it takes the end of one for the end of the connection.
+  peer->channel->shut();
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [name, grant] : peer->grants) {
+      if (!std::exchange(grant.revoked, true)) peer->leases->slot(grant.slot).revoke();
+    }
+  }
+  wait_for_last_copy(peer);
+}
+
+void Target::wait_for_last_copy(const PeerPointer& peer) {
+  if (peer->gone.load()) return;
+  bool idle = true;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [name, grant] : peer->grants) idle = idle && peer->leases->slot(grant.slot).idle();
+  }
+  if (idle) return drop(peer);
+  loop_.at(now_ns() + kLastCopyNs, [this, peer] { wait_for_last_copy(peer); });
 }
 
 }  // namespace mooncake::shm

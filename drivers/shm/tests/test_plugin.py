@@ -51,7 +51,7 @@ def test_every_option_is_rendered_and_taken_by_the_core() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": 0}, "workers is 0; it must be within 1..64"),
+        ({"workers": 65}, "workers is 65; it must be within 0..64"),
         ({"workers": "many"}, "Expected `int`"),
         ({"color": "red"}, "known options: workers, inline_bytes"),
         ({"chunk_bytes": 1}, "chunk_bytes is 1"),

@@ -12,7 +12,7 @@ __all__ = ["ShmOptions", "render"]
 
 # Inclusive; the compiled core checks the same limits.
 LIMITS: dict[str, tuple[float, float]] = {
-    "workers": (1, 64),
+    "workers": (0, 64),
     "inline_bytes": (0, 1 << 40),
     "streaming_bytes": (0, 1 << 40),
     "chunk_bytes": (4096, 1 << 40),
@@ -25,7 +25,8 @@ class ShmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Settings of one endpoint. Raises ConfigError for values that cannot work.
 
     Attributes:
-        workers: threads that copy; one operation may use all of them.
+        workers: threads that copy beside the caller's; one operation may use all of them. 0: one for each
+            core of this process but one, at least 1 and at most 8.
         inline_bytes: what is submitted at once and is no more than this, in total, is copied on the spot;
             0 leaves everything to the workers.
         streaming_bytes: operations from this size on are copied past the cache, where the processor can.
@@ -36,10 +37,10 @@ class ShmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         allow_other_users: also serve peers that run as another user and hold the address and the key.
     """
 
-    workers: int = 2
-    inline_bytes: int = 64 << 10
-    streaming_bytes: int = 256 << 10
-    chunk_bytes: int = 1 << 20
+    workers: int = 0
+    inline_bytes: int = 1 << 20
+    streaming_bytes: int = 1 << 20
+    chunk_bytes: int = 256 << 10
     queue_depth: int = 4096
     answer_timeout_s: float = 5.0
     allow_other_users: bool = False
