@@ -116,6 +116,8 @@ class Session {
       run([&](const Library& l) { return l.SSL_shutdown(ssl_.get()) < 0 ? -1 : 1; });
   }
   const std::string& reason() const { return reason_; }
+  // Whether the network failed, rather than the peer's certificate or its TLS.
+  bool is_socket_error() const { return wire_->error != 0; }
 
  private:
   struct Free {

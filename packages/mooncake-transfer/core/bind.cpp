@@ -16,6 +16,8 @@ const char* exception_name(Code code) {
       return "MemoryUnavailable";
     case Code::kUnreachable:
       return "PeerUnreachable";
+    case Code::kUntrusted:
+      return "PeerUntrusted";
     case Code::kRefused:
       return "RegionRefused";
     case Code::kCancelled:

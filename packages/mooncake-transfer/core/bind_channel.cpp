@@ -10,6 +10,8 @@ namespace mooncake {
 
 namespace {
 
+const ChannelLimits kDefaults;
+
 const char* kind_name(Event::Kind kind) {
   switch (kind) {
     case Event::Kind::kRequest:
@@ -18,6 +20,8 @@ const char* kind_name(Event::Kind kind) {
       return "notify";
     case Event::Kind::kHello:
       return "hello";
+    case Event::Kind::kRefused:
+      return "refused";
     default:
       return "lost";
   }
@@ -57,6 +61,18 @@ nb::tuple connect(Channel& channel, const std::string& host, uint16_t port, doub
   return nb::make_tuple(connection, to_bytes(hello));
 }
 
+void notify(Channel& channel, uint64_t connection, const std::string& method, const nb::bytes& body,
+            double timeout_s) {
+  std::string message = to_string(body);
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = channel.notify(connection, method, message, deadline_after(timeout_s));
+    if (status.code == Code::kTimeout) status.code = Code::kUnreachable;
+  }
+  check(status);
+}
+
 // (failed at the other side, body)
 nb::tuple call(Channel& channel, uint64_t connection, const std::string& method, const nb::bytes& body,
                double timeout_s) {
@@ -78,10 +94,28 @@ nb::tuple call(Channel& channel, uint64_t connection, const std::string& method,
 void bind_channel(nb::module_& m) {
   nb::class_<Channel>(m, "Channel",
                       "Framed requests and notifications between engines; one thread of its own.")
-      .def(nb::init<>())
       .def(
-          "listen", [](Channel& c, const std::string& host, uint16_t port) { check(c.listen(host, port)); },
-          nb::arg("host"), nb::arg("port"))
+          "__init__",
+          [](Channel* self, size_t queued_messages, size_t queued_bytes, size_t unsent_bytes,
+             size_t max_answers, size_t ungreeted, double greeting_s, double silence_s) {
+            new (self) Channel(ChannelLimits{queued_messages, queued_bytes, unsent_bytes, max_answers,
+                                             ungreeted, greeting_s, silence_s});
+          },
+          nb::kw_only(), nb::arg("queued_messages") = kDefaults.queued_messages,
+          nb::arg("queued_bytes") = kDefaults.queued_bytes, nb::arg("unsent_bytes") = kDefaults.unsent_bytes,
+          nb::arg("max_answers") = kDefaults.max_answers, nb::arg("ungreeted") = kDefaults.ungreeted,
+          nb::arg("greeting_s") = kDefaults.greeting_s, nb::arg("silence_s") = kDefaults.silence_s)
+      .def(
+          "use_tls",
+          [](Channel& c, const std::string& ca, const std::string& certificate, const std::string& key,
+             bool verify_host) { check(c.use_tls({ca, certificate, key}, verify_host)); },
+          nb::arg("ca_file"), nb::arg("certificate_file"), nb::arg("key_file"), nb::arg("verify_host"))
+      .def(
+          "listen",
+          [](Channel& c, const std::string& host, uint16_t port, uint16_t last_port) {
+            check(c.listen(host, port, last_port));
+          },
+          nb::arg("host"), nb::arg("port"), nb::arg("last_port") = 0)
       .def_prop_ro("port", &Channel::port)
       .def(
           "start", [](Channel& c, const nb::bytes& hello) { check(c.start(to_string(hello))); },
@@ -92,12 +126,7 @@ void bind_channel(nb::module_& m) {
       .def("call", &call, nb::arg("connection"), nb::arg("method"), nb::arg("body"), nb::arg("timeout_s"),
            nb::sig("def call(self, connection: int, method: str, body: bytes, timeout_s: float) -> "
                    "tuple[bool, bytes]"))
-      .def(
-          "notify",
-          [](Channel& c, uint64_t connection, const std::string& method, const nb::bytes& body) {
-            check(c.notify(connection, method, to_string(body)));
-          },
-          nb::arg("connection"), nb::arg("method"), nb::arg("body"))
+      .def("notify", &notify, nb::arg("connection"), nb::arg("method"), nb::arg("body"), nb::arg("timeout_s"))
       .def("alive", &Channel::alive, nb::arg("connection"))
       .def("disconnect", &Channel::disconnect, nb::arg("connection"))
       .def(

@@ -1,76 +1,28 @@
 #include "channel.hpp"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <utility>
 
-#include "socket.hpp"
-
 namespace mooncake {
 
 namespace {
-
-constexpr uint8_t kVersion = 1;
-enum Type : uint8_t { kTypeHello = 1, kTypeHelloAck, kTypeRequest, kTypeReply, kTypeError, kTypeNotify };
-
-struct Header {
-  uint32_t body_length;
-  uint8_t version;
-  uint8_t type;
-  uint16_t method_length;
-  uint64_t request;
-};
-static_assert(sizeof(Header) == 16);
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire format is little endian");
-
-constexpr size_t kReadChunk = 64 << 10;
-constexpr size_t kMaxUnsent = 256u << 20;
-constexpr uint64_t kListenerTag = 0;  // link ids begin at 1
-constexpr uint64_t kWakeTag = ~uint64_t{0};
 
 std::chrono::steady_clock::time_point time_point(uint64_t deadline_ns) {
   return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns));
 }
 
+Status gone() { return Status::error(Code::kUnreachable, "the connection to the peer has ended"); }
+
+std::string mib(size_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
+
 }  // namespace
-
-// A request of this side that has not been answered yet.
-struct Channel::Call {
-  bool done = false;
-  bool remote_failed = false;
-  Status status;
-  std::string body;
-};
-
-struct Channel::Link {
-  Link(Descriptor connected, uint64_t id, bool outgoing, std::string label)
-      : socket(std::move(connected)), fd(socket.get()), id(id), outgoing(outgoing), label(std::move(label)) {}
-
-  const Descriptor socket;
-  const int fd;
-  const uint64_t id;
-  const bool outgoing;
-  const std::string label;
-  std::string received;  // touched by the loop only
-  bool greeted = false;  // likewise
-
-  std::mutex mutex;
-  std::condition_variable answered;
-  std::string unsent;
-  size_t sent = 0;  // of `unsent`
-  std::map<uint64_t, std::shared_ptr<Call>> calls;
-  bool closed = false;
-  std::string reason;
-  std::string hello;  // of an incoming connection
-  size_t open_requests = 0;
-  bool lost_pending = false;
-};
 
 // ---- queues
 
@@ -97,10 +49,17 @@ void Channel::Queue::close() {
   ready_.notify_all();
 }
 
+size_t Channel::Queue::size() {
+  std::lock_guard lock(mutex_);
+  return events_.size();
+}
+
 // ---- life
 
-Channel::Channel()
-    : epoll_fd_(epoll_create1(EPOLL_CLOEXEC)), wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+Channel::Channel(ChannelLimits limits)
+    : limits_(limits),
+      epoll_fd_(epoll_create1(EPOLL_CLOEXEC)),
+      wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 Channel::~Channel() {
   close();
@@ -108,9 +67,16 @@ Channel::~Channel() {
   ::close(wake_fd_);
 }
 
-Status Channel::listen(const std::string& host, uint16_t port) {
+Status Channel::use_tls(const tls::Files& files, bool verify_host) {
+  std::string reason;
+  tls_ = tls::Context::make(files, &reason);
+  verify_host_ = verify_host;
+  return tls_ ? Status{} : Status::error(Code::kInvalid, "TLS cannot be used: " + reason);
+}
+
+Status Channel::listen(const std::string& host, uint16_t port, uint16_t last_port) {
   if (epoll_fd_ < 0 || wake_fd_ < 0) return Status::error(Code::kIo, "no descriptor left; raise `ulimit -n`");
-  return listen_on(host, port, &listener_, &port_);
+  return listen_on(host, port, last_port, &listener_, &port_);
 }
 
 Status Channel::start(std::string hello) {
@@ -141,7 +107,7 @@ void Channel::close() {
     std::lock_guard lock(mutex_);
     for (auto& [id, link] : links_) links.push_back(link);
   }
-  for (const LinkPtr& link : links) drop(link, "this engine was closed");
+  for (const LinkPtr& link : links) lose(link, Status::error(Code::kClosed, "this engine was closed"));
   {
     std::lock_guard lock(mutex_);
     links_.clear();
@@ -157,12 +123,16 @@ Status Channel::connect(const std::string& host, uint16_t port, uint64_t deadlin
   Descriptor socket;
   Status status = connect_to(host, port, deadline_ns, &socket);
   if (!status.ok()) return status;
-  auto link = std::make_shared<Link>(std::move(socket), next_id_++, true, host + ":" + std::to_string(port));
-  add_link(link);
-  std::string failure;
-  status = ask(link, kTypeHello, "", hello_, deadline_ns, hello, &failure);
+  tune_stream(socket.get(), limits_.silence_s);
+  auto link = std::make_shared<Link>(std::move(socket), next_id_++, true, where(host, port));
+  status = secure(*link, host, deadline_ns);
+  if (status.ok()) {
+    add_link(link);
+    std::string failure;
+    status = ask(link, kTypeHello, "", hello_, deadline_ns, hello, &failure);
+    if (!status.ok()) disconnect(link->id);
+  }
   if (!status.ok()) {
-    disconnect(link->id);
     status.reason = "no Mooncake engine answers at " + link->label + ": " + status.reason;
     return status;
   }
@@ -170,41 +140,71 @@ Status Channel::connect(const std::string& host, uint16_t port, uint64_t deadlin
   return {};
 }
 
+// The connecting side's part of the TLS handshake, before the loop knows the link.
+Status Channel::secure(Link& link, const std::string& host, uint64_t deadline_ns) {
+  if (!tls_) return {};
+  std::lock_guard lock(link.mutex);
+  link.session.emplace(tls::Session::connect(*tls_, link.fd, verify_host_ ? host : ""));
+  link.shaking_hands = true;
+  Status why;
+  for (bool peeked = false;;) {
+    Link::Io io = link.shake_hands(&why);
+    if (io == Link::Io::kSome) return {};
+    if (io == Link::Io::kEnded) return why;
+    pollfd waiting{link.fd, static_cast<short>(link.wants_write ? POLLOUT : POLLIN), 0};
+    int ready = poll(&waiting, 1, poll_timeout_ms(deadline_ns));
+    if (ready == 0) return Status::error(Code::kTimeout, "the TLS handshake did not end in time");
+    if (!peeked && (waiting.revents & POLLIN) != 0) {
+      uint8_t head[2] = {kTlsHandshake, kTlsMajor};
+      peeked = recv(link.fd, head, sizeof(head), MSG_PEEK) > 0;
+      if ((head[0] != kTlsHandshake && head[0] != kTlsAlert) || head[1] != kTlsMajor) {
+        return Status::error(Code::kUntrusted,
+                             "it does not use TLS and this engine does; set `tls` for both or for neither");
+      }
+    }
+  }
+}
+
 Status Channel::call(uint64_t connection, const std::string& method, const std::string& body,
                      uint64_t deadline_ns, std::string* reply, std::string* remote_error) {
   LinkPtr link = find(connection);
-  if (!link) return Status::error(Code::kUnreachable, "the connection to the peer has ended");
-  return ask(link, kTypeRequest, method, body, deadline_ns, reply, remote_error);
+  return link ? ask(link, kTypeRequest, method, body, deadline_ns, reply, remote_error) : gone();
 }
 
 Status Channel::ask(const LinkPtr& link, uint8_t type, const std::string& method, const std::string& body,
                     uint64_t deadline_ns, std::string* reply, std::string* remote_error) {
   uint64_t request = next_id_++;
-  auto call = std::make_shared<Call>();
-  {
-    std::lock_guard lock(link->mutex);
-    if (link->closed) return Status::error(Code::kUnreachable, link->label + ": " + link->reason);
-    link->calls.emplace(request, call);
-  }
-  Status sent = send(link, type, request, method, body);
+  auto call = std::make_shared<PendingCall>();
   std::unique_lock lock(link->mutex);
-  if (sent.ok() && !link->answered.wait_until(lock, time_point(deadline_ns), [&] { return call->done; })) {
-    sent = Status::error(Code::kTimeout, link->label + " gave no answer in time");
+  Status status = wait_for_room(lock, *link, deadline_ns);
+  if (status.ok() && link->closed) status = {link->end.code, link->label + ": " + link->end.reason};
+  if (!status.ok()) return status;
+  link->calls.emplace(request, call);
+  status = send_locked(*link, type, request, method, body);
+  // When the connection broke, the loop finds out why and ends the call.
+  bool waits = status.ok() || status.code == Code::kUnreachable;
+  if (waits) {
+    bool done = call->answered.wait_until(lock, time_point(deadline_ns), [&] { return call->done; });
+    status = done ? call->status : Status::error(Code::kTimeout, link->label + " gave no answer in time");
   }
   link->calls.erase(request);
-  if (!sent.ok()) return sent;
-  if (call->remote_failed) {
-    *remote_error = std::move(call->body);
-  } else {
-    *reply = std::move(call->body);
-  }
-  return call->status;
+  if (status.ok()) *(call->remote_failed ? remote_error : reply) = std::move(call->body);
+  return status;
 }
 
-Status Channel::notify(uint64_t connection, const std::string& method, const std::string& body) {
+Status Channel::notify(uint64_t connection, const std::string& method, const std::string& body,
+                       uint64_t deadline_ns) {
   LinkPtr link = find(connection);
-  if (!link) return Status::error(Code::kUnreachable, "the connection to the peer has ended");
-  return send(link, kTypeNotify, 0, method, body);
+  if (!link) return gone();
+  std::unique_lock lock(link->mutex);
+  Status status = wait_for_room(lock, *link, deadline_ns);
+  return status.ok() ? send_locked(*link, kTypeNotify, 0, method, body) : status;
+}
+
+Status Channel::try_notify(uint64_t connection, const std::string& method, const std::string& body) {
+  Status status = notify(connection, method, body, 0);
+  if (status.code == Code::kTimeout) status.code = Code::kNoMemory;
+  return status;
 }
 
 bool Channel::alive(uint64_t connection) {
@@ -215,8 +215,12 @@ bool Channel::alive(uint64_t connection) {
 }
 
 void Channel::disconnect(uint64_t connection) {
-  // The loop sees the end of the stream and drops the link.
-  if (LinkPtr link = find(connection)) ::shutdown(link->fd, SHUT_RDWR);
+  LinkPtr link = find(connection);
+  if (!link) return;
+  std::lock_guard lock(link->mutex);
+  if (link->ended.empty()) link->ended = "this side closed the connection";
+  if (link->session) link->session->say_goodbye();
+  ::shutdown(link->fd, SHUT_RDWR);  // the loop sees the end of the stream and drops the link
 }
 
 // ---- answering
@@ -229,10 +233,32 @@ Status Channel::hello_of(uint64_t connection, std::string* hello) {
   return {};
 }
 
+bool Channel::next_request(uint64_t deadline_ns, Event* event) {
+  if (!requests_.pop(deadline_ns, event)) return false;
+  taken(*event);
+  return true;
+}
+
+bool Channel::next_event(uint64_t deadline_ns, Event* event) {
+  if (!events_.pop(deadline_ns, event)) return false;
+  if (event->kind == Event::Kind::kNotify) taken(*event);
+  return true;
+}
+
+void Channel::taken(const Event& event) {
+  LinkPtr link = find(event.connection);
+  if (!link) return;
+  std::lock_guard lock(link->mutex);
+  link->queued_messages -= 1;
+  link->queued_bytes -= event.method.size() + event.body.size() + kEventOverhead;
+  settle(*link);
+}
+
 Status Channel::reply(uint64_t connection, uint64_t request, bool failed, const std::string& body) {
   LinkPtr link = find(connection);
   if (!link) return Status::error(Code::kUnreachable, "the peer that asked is gone");
   Status status = send(link, failed ? kTypeError : kTypeReply, request, "", body);
+  if (status.code == Code::kNoMemory) lose(link, status);
   answered(link);
   return status;
 }
@@ -242,7 +268,7 @@ void Channel::answered(const LinkPtr& link) {
   if (link->open_requests == 0) return;  // answered twice
   if (--link->open_requests != 0 || !link->lost_pending) return;
   link->lost_pending = false;
-  events_.push({Event::Kind::kLost, link->id, 0, "", link->reason});
+  events_.push({Event::Kind::kLost, link->id, 0, "", link->end.reason});
   std::lock_guard map_lock(mutex_);
   links_.erase(link->id);
 }
@@ -263,188 +289,89 @@ void Channel::add_link(const LinkPtr& link) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = link->id;
-  if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, link->fd, &event) != 0)
-    drop(link, std::string("cannot be watched: ") + strerror(errno));
+  {
+    std::lock_guard lock(link->mutex);
+    link->watched = event.events;
+    if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, link->fd, &event) == 0) return;
+  }
+  lose(link, Status::error(Code::kUnreachable, std::string("cannot be watched: ") + strerror(errno)));
 }
 
 Status Channel::send(const LinkPtr& link, uint8_t type, uint64_t request, const std::string& method,
                      const std::string& body) {
+  std::lock_guard lock(link->mutex);
+  return send_locked(*link, type, request, method, body);
+}
+
+Status Channel::send_locked(Link& link, uint8_t type, uint64_t request, const std::string& method,
+                            const std::string& body) {
   if (body.size() > kMaxBody || method.size() > UINT16_MAX) {
     return Status::error(Code::kInvalid, "a message of " + std::to_string(body.size()) +
                                              " bytes is over the limit of " + std::to_string(kMaxBody) +
                                              "; move bulk data with a transfer");
   }
-  Header header{static_cast<uint32_t>(body.size()), kVersion, type, static_cast<uint16_t>(method.size()),
-                request};
-  std::lock_guard lock(link->mutex);
-  if (link->closed) return Status::error(Code::kUnreachable, link->label + ": " + link->reason);
-  if (link->unsent.size() - link->sent > kMaxUnsent) {
-    return Status::error(Code::kUnreachable,
-                         link->label + " does not read its messages; 256 MiB are waiting for it");
+  if (link.closed) return {link.end.code, link.label + ": " + link.end.reason};
+  if (link.waiting_bytes() > limits_.max_answers) {
+    return Status::error(Code::kNoMemory,
+                         link.label + " does not read its answers; " + mib(link.waiting_bytes()) + " wait");
   }
-  link->unsent.append(reinterpret_cast<const char*>(&header), sizeof(header));
-  link->unsent.append(method).append(body);
-  if (!flush(*link)) return Status::error(Code::kUnreachable, link->label + ": " + strerror(errno));
-  return {};
+  bool sound = link.send_frame(type, request, method, body);
+  int error = errno;
+  settle(link);
+  return sound ? Status{} : Status::error(Code::kUnreachable, link.label + ": " + strerror(error));
 }
 
-bool Channel::flush(Link& link) {
-  while (link.sent < link.unsent.size()) {
-    ssize_t n = ::send(link.fd, link.unsent.data() + link.sent, link.unsent.size() - link.sent, MSG_NOSIGNAL);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno != EAGAIN) return false;  // the loop drops the link at its next event
-    if (n < 0) break;
-    link.sent += static_cast<size_t>(n);
-  }
-  bool all = link.sent == link.unsent.size();
-  if (all) {
-    link.unsent.clear();
-    link.sent = 0;
-  } else if (link.sent > link.unsent.size() / 2) {
-    // A peer that never quite keeps up must not make us keep all that was ever sent to it.
-    link.unsent.erase(0, std::exchange(link.sent, 0));
-  }
-  epoll_event event{};
-  event.events = EPOLLIN | (all ? 0u : static_cast<uint32_t>(EPOLLOUT));
-  event.data.u64 = link.id;
-  epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, link.fd, &event);
-  return true;
+Status Channel::wait_for_room(std::unique_lock<std::mutex>& lock, Link& link, uint64_t deadline_ns) {
+  auto has_room = [&] { return link.closed || link.waiting_bytes() <= limits_.unsent_bytes; };
+  if (has_room() || (deadline_ns != 0 && link.room.wait_until(lock, time_point(deadline_ns), has_room)))
+    return {};
+  return Status::error(Code::kTimeout, link.label + " does not read what it is sent; " +
+                                           mib(link.waiting_bytes()) + " wait for it");
 }
 
-void Channel::drop(const LinkPtr& link, const std::string& reason) {
+// Decides anew whether to read from the link, and what to watch it for, after its queues have changed.
+void Channel::settle(Link& link) {
+  size_t waiting = link.waiting_bytes();
+  if (!link.paused) {
+    link.paused = link.queued_messages > limits_.queued_messages ||
+                  link.queued_bytes > limits_.queued_bytes ||
+                  (!link.outgoing && waiting > limits_.unsent_bytes);
+  } else if (link.queued_messages <= limits_.queued_messages / 2 &&
+             link.queued_bytes <= limits_.queued_bytes / 2 && waiting <= limits_.unsent_bytes / 2) {
+    link.paused = false;
+    // The loop goes on: part of what follows may have been read already.
+    std::lock_guard lock(mutex_);
+    if (resumed_.empty()) [[maybe_unused]]
+      int ignored = eventfd_write(wake_fd_, 1);
+    resumed_.push_back(link.id);
+  }
+  if (waiting <= limits_.unsent_bytes / 2) link.room.notify_all();
+  link.watch(epoll_fd_);
+}
+
+void Channel::lose(const LinkPtr& link, const Status& why) {
   epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, link->fd, nullptr);
   std::lock_guard lock(link->mutex);
   if (link->closed) return;
   link->closed = true;
-  link->reason = reason;
+  link->end = closing_ ? Status::error(Code::kClosed, why.reason) : why;
+  if (!link->ended.empty()) link->end.reason = link->ended;
+  if (link->session && !link->shaking_hands) link->session->say_goodbye();
   ::shutdown(link->fd, SHUT_RDWR);
   for (auto& [request, call] : link->calls) {
-    call->status = Status::error(closing_ ? Code::kClosed : Code::kUnreachable, link->label + ": " + reason);
+    call->status = {link->end.code, link->label + ": " + link->end.reason};
     call->done = true;
+    call->answered.notify_all();
   }
-  link->answered.notify_all();
+  link->room.notify_all();
   bool waits_for_answers = link->open_requests != 0;
   if (!link->outgoing && link->greeted) {
     link->lost_pending = waits_for_answers;
-    if (!waits_for_answers) events_.push({Event::Kind::kLost, link->id, 0, "", reason});
+    if (!waits_for_answers) events_.push({Event::Kind::kLost, link->id, 0, "", link->end.reason});
   }
   if (waits_for_answers) return;  // answered() removes it
   std::lock_guard map_lock(mutex_);
   links_.erase(link->id);
-}
-
-// ---- the loop
-
-void Channel::run() {
-  epoll_event events[64];
-  while (!closing_) {
-    int count = epoll_wait(epoll_fd_, events, 64, 1000);
-    for (int i = 0; i < count && !closing_; ++i) {
-      uint64_t tag = events[i].data.u64;
-      if (tag == kListenerTag) {
-        accept_all();
-      } else if (tag != kWakeTag) {
-        if (LinkPtr link = find(tag)) on_ready(link, events[i].events);
-      }
-    }
-  }
-}
-
-void Channel::accept_all() {
-  for (;;) {
-    Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!socket.valid()) {
-      // Out of descriptors: the listener stays readable, so do not spin on it.
-      if (errno == EMFILE || errno == ENFILE) usleep(10'000);
-      return;
-    }
-    tune_stream(socket.get());
-    uint64_t id = next_id_++;
-    add_link(std::make_shared<Link>(std::move(socket), id, false, "connection " + std::to_string(id)));
-  }
-}
-
-void Channel::on_ready(const LinkPtr& link, uint32_t events) {
-  if (events & EPOLLOUT) {
-    std::unique_lock lock(link->mutex);
-    if (!flush(*link)) {
-      std::string reason = strerror(errno);
-      lock.unlock();
-      drop(link, reason);
-      return;
-    }
-  }
-  if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) read_frames(link);
-}
-
-bool Channel::read_frames(const LinkPtr& link) {
-  std::string& in = link->received;
-  size_t before = in.size();
-  in.resize(before + kReadChunk);
-  ssize_t n = recv(link->fd, in.data() + before, kReadChunk, 0);
-  int error = errno;
-  in.resize(before + static_cast<size_t>(n > 0 ? n : 0));
-  if (n < 0 && (error == EAGAIN || error == EINTR)) return true;
-  if (n <= 0) {
-    drop(link, n == 0 ? "the peer closed the connection" : strerror(error));
-    return false;
-  }
-  size_t used = 0;
-  while (in.size() - used >= sizeof(Header)) {
-    Header header;
-    memcpy(&header, in.data() + used, sizeof(header));
-    if (header.version != kVersion || header.body_length > kMaxBody) {
-      drop(link, "the peer does not speak version 1 of the channel protocol");
-      return false;
-    }
-    size_t size = sizeof(header) + header.method_length + header.body_length;
-    if (in.size() - used < size) break;
-    std::string method = in.substr(used + sizeof(header), header.method_length);
-    std::string body = in.substr(used + sizeof(header) + header.method_length, header.body_length);
-    used += size;
-    if (!on_frame(link, header.type, header.request, std::move(method), std::move(body))) return false;
-  }
-  in.erase(0, used);
-  return true;
-}
-
-bool Channel::on_frame(const LinkPtr& link, uint8_t type, uint64_t request, std::string method,
-                       std::string body) {
-  bool answer = type == kTypeHelloAck || type == kTypeReply || type == kTypeError;
-  if (answer && link->outgoing) {
-    std::lock_guard lock(link->mutex);
-    auto found = link->calls.find(request);
-    if (found == link->calls.end()) return true;  // it gave up waiting
-    Call& call = *found->second;
-    call.remote_failed = type == kTypeError;
-    call.body = std::move(body);
-    call.done = true;
-    link->answered.notify_all();
-    return true;
-  }
-  if (type == kTypeHello && !link->outgoing && !link->greeted) {
-    link->greeted = true;
-    {
-      std::lock_guard lock(link->mutex);
-      link->hello = body;
-    }
-    events_.push({Event::Kind::kHello, link->id, 0, "", std::move(body)});
-    return send(link, kTypeHelloAck, request, "", hello_).ok();
-  }
-  if ((type == kTypeRequest || type == kTypeNotify) && link->greeted) {
-    if (type == kTypeNotify) {
-      events_.push({Event::Kind::kNotify, link->id, 0, std::move(method), std::move(body)});
-      return true;
-    }
-    {
-      std::lock_guard lock(link->mutex);
-      ++link->open_requests;
-    }
-    requests_.push({Event::Kind::kRequest, link->id, request, std::move(method), std::move(body)});
-    return true;
-  }
-  drop(link, "the peer broke the channel protocol (frame type " + std::to_string(type) + ")");
-  return false;
 }
 
 }  // namespace mooncake

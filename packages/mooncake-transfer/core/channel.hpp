@@ -21,13 +21,17 @@
 #include <vector>
 
 #include "descriptor.hpp"
+#include "link.hpp"
+#include "socket.hpp"
 #include "status.hpp"
+#include "support/tls.hpp"
 
 namespace mooncake {
 
 // What a connected peer asked, or what became of its connection.
 struct Event {
-  enum class Kind { kRequest, kNotify, kHello, kLost };
+  // kRefused: a connection that was turned away; `body` says whose and why.
+  enum class Kind { kRequest, kNotify, kHello, kLost, kRefused };
   Kind kind;
   uint64_t connection;
   uint64_t request;
@@ -35,27 +39,46 @@ struct Event {
   std::string body;
 };
 
+struct ChannelLimits {
+  size_t queued_messages = 4096;    // of one connection, received and not yet taken
+  size_t queued_bytes = 64u << 20;  // likewise
+  size_t unsent_bytes = 16u << 20;  // of one connection: over it, asking and notifying wait for room
+  size_t max_answers = 256u << 20;  // unsent bytes at which a peer that does not read its answers is dropped
+  size_t ungreeted = 512;           // connections without a hello; one more drops the oldest
+  double greeting_s = 10;           // by when a hello must have come
+  double silence_s = 15;            // a host that acknowledges nothing for so long is gone
+};
+
 class Channel {
  public:
   static constexpr size_t kMaxBody = 64u << 20;
 
-  Channel();
+  explicit Channel(ChannelLimits limits = {});
   ~Channel();
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  Status listen(const std::string& host, uint16_t port);
+  // From now on every connection is encrypted and both sides prove who they are; before listen(). With
+  // `verify_host` the certificate of an engine that is connected to must be for the host it was looked for
+  // at.
+  Status use_tls(const tls::Files& files, bool verify_host);
+  // Takes the first free port of port..last_port; port 0: any.
+  Status listen(const std::string& host, uint16_t port, uint16_t last_port);
   uint16_t port() const { return port_; }
   // Begins to accept; `hello` is what peers learn about this side.
   Status start(std::string hello);
   void close();
 
-  // Asking side. Both wait at most until the deadline.
+  // Asking side. All three wait at most until the deadline; notify() only while more than the limit is
+  // unsent.
   Status connect(const std::string& host, uint16_t port, uint64_t deadline_ns, uint64_t* connection,
                  std::string* hello);
   Status call(uint64_t connection, const std::string& method, const std::string& body, uint64_t deadline_ns,
               std::string* reply, std::string* remote_error);
-  Status notify(uint64_t connection, const std::string& method, const std::string& body);
+  Status notify(uint64_t connection, const std::string& method, const std::string& body,
+                uint64_t deadline_ns);
+  // The same without ever waiting, from any thread: kNoMemory while more than the limit is unsent.
+  Status try_notify(uint64_t connection, const std::string& method, const std::string& body);
   bool alive(uint64_t connection);
   void disconnect(uint64_t connection);
 
@@ -63,13 +86,14 @@ class Channel {
   // A connection's kLost comes after all its requests have been answered.
   // What the peer at the other end of an incoming connection said in its hello.
   Status hello_of(uint64_t connection, std::string* hello);
-  bool next_request(uint64_t deadline_ns, Event* event) { return requests_.pop(deadline_ns, event); }
-  bool next_event(uint64_t deadline_ns, Event* event) { return events_.pop(deadline_ns, event); }
+  bool next_request(uint64_t deadline_ns, Event* event);
+  bool next_event(uint64_t deadline_ns, Event* event);
   Status reply(uint64_t connection, uint64_t request, bool failed, const std::string& body);
 
  private:
-  struct Call;
-  struct Link;
+  static constexpr uint64_t kListenerTag = 0;  // link ids begin at 1
+  static constexpr uint64_t kWakeTag = ~uint64_t{0};
+  static constexpr size_t kEventOverhead = 128;  // what a queued message takes beside its bytes
   using LinkPtr = std::shared_ptr<Link>;
 
   class Queue {
@@ -77,6 +101,7 @@ class Channel {
     void push(Event event);
     bool pop(uint64_t deadline_ns, Event* event);
     void close();
+    size_t size();
 
    private:
     std::mutex mutex_;
@@ -85,21 +110,45 @@ class Channel {
     bool closed_ = false;
   };
 
-  void run();
-  void accept_all();
   void add_link(const LinkPtr& link);
   LinkPtr find(uint64_t connection);
-  void on_ready(const LinkPtr& link, uint32_t events);
-  bool read_frames(const LinkPtr& link);
-  bool on_frame(const LinkPtr& link, uint8_t type, uint64_t request, std::string method, std::string body);
-  void drop(const LinkPtr& link, const std::string& reason);
+  void lose(const LinkPtr& link, const Status& why);
   void answered(const LinkPtr& link);
+  void taken(const Event& event);
+  Status secure(Link& link, const std::string& host, uint64_t deadline_ns);
   Status send(const LinkPtr& link, uint8_t type, uint64_t request, const std::string& method,
               const std::string& body);
+  // Both with the link's mutex held.
+  Status send_locked(Link& link, uint8_t type, uint64_t request, const std::string& method,
+                     const std::string& body);
+  Status wait_for_room(std::unique_lock<std::mutex>& lock, Link& link, uint64_t deadline_ns);
+  void settle(Link& link);
   Status ask(const LinkPtr& link, uint8_t type, const std::string& method, const std::string& body,
              uint64_t deadline_ns, std::string* reply, std::string* remote_error);
-  bool flush(Link& link);  // with the link's mutex held
 
+  // Of the loop's thread only.
+  void run();
+  int wait_ms();
+  void tick();
+  void drop_silent_links();
+  void watch_listener(bool watched);
+  void accept_all();
+  void make_room_for_strangers();
+  void on_ready(const LinkPtr& link, uint32_t events);
+  bool open_session(const LinkPtr& link);
+  void refuse(const LinkPtr& link, const Status& why);
+  void tell_refused(uint64_t connection, std::string text);
+  void read_frames(const LinkPtr& link);
+  bool take_frames(const LinkPtr& link);
+  bool admissible(const LinkPtr& link, const FrameHeader& header);
+  bool on_frame(const LinkPtr& link, const FrameHeader& header, std::string method, std::string body);
+  bool on_answer(const LinkPtr& link, const FrameHeader& header, std::string body);
+  bool greet(const LinkPtr& link, const FrameHeader& header, std::string body);
+  void drop(const LinkPtr& link, const Status& why);
+
+  const ChannelLimits limits_;
+  std::shared_ptr<const tls::Context> tls_;
+  bool verify_host_ = true;
   Descriptor listener_;
   int epoll_fd_ = -1;
   int wake_fd_ = -1;
@@ -111,8 +160,17 @@ class Channel {
   std::atomic<uint64_t> next_id_{1};
   std::mutex mutex_;
   std::unordered_map<uint64_t, LinkPtr> links_;
+  std::vector<uint64_t> resumed_;  // links to read from again
   Queue requests_;
   Queue events_;
+
+  // Of the loop's thread only.
+  std::string scratch_;
+  std::vector<uint64_t> again_;             // links that have more to read than one turn takes
+  std::map<uint64_t, uint64_t> ungreeted_;  // link -> by when its hello must have come
+  int refused_since_tick_ = 0;
+  uint64_t next_tick_ns_ = 0;
+  uint64_t accept_again_ns_ = 0;  // 0 while the listener is watched
 };
 
 }  // namespace mooncake

@@ -1,15 +1,22 @@
 #include "socket.hpp"
 
-#include <fcntl.h>
+#include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 namespace mooncake {
@@ -17,28 +24,88 @@ namespace mooncake {
 namespace {
 
 constexpr int kBacklog = 512;
-constexpr int kKeepIdleS = 5;
-constexpr int kKeepIntervalS = 2;
-constexpr int kKeepProbes = 5;
-constexpr unsigned kUserTimeoutMs = 15'000;
+constexpr int kMaxLookups = 16;
 
-using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+struct AddressesFree {
+  void operator()(addrinfo* found) const { freeaddrinfo(found); }
+};
+using Addresses = std::unique_ptr<addrinfo, AddressesFree>;
 
-std::string where(const std::string& host, uint16_t port) { return host + ":" + std::to_string(port); }
+// One name on its way through the resolver, which takes as long as it likes: the thread that waits for it is
+// not the one that asked.
+struct Lookup {
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool done = false;
+  int rc = EAI_AGAIN;
+  Addresses found;
+};
 
-Status resolve(const std::string& host, uint16_t port, bool passive, Addresses* addresses) {
+std::atomic<int> lookups{0};
+
+addrinfo hints_for(bool passive) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
-  addrinfo* found = nullptr;
-  int rc = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (rc != 0) {
-    return Status::error(passive ? Code::kInvalid : Code::kUnreachable,
-                         "cannot resolve '" + host + "': " + gai_strerror(rc));
+  return hints;
+}
+
+int look_up(const std::string& host, uint16_t port, const addrinfo& hints, Addresses* found) {
+  addrinfo* list = nullptr;
+  int rc = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  if (rc == 0) found->reset(list);
+  return rc;
+}
+
+Status look_up_by(const std::string& host, uint16_t port, const addrinfo& hints, uint64_t deadline_ns,
+                  Addresses* found, int* rc) {
+  if (++lookups > kMaxLookups) {
+    --lookups;
+    return Status::error(Code::kUnreachable, "cannot resolve '" + host +
+                                                 "': the resolver does not answer, and " +
+                                                 std::to_string(kMaxLookups) + " names wait for it already");
   }
-  *addresses = Addresses(found, &freeaddrinfo);
+  auto lookup = std::make_shared<Lookup>();
+  auto task = [lookup, host, port, hints] {
+    Addresses addresses;
+    int result = look_up(host, port, hints, &addresses);
+    std::lock_guard lock(lookup->mutex);
+    lookup->rc = result;
+    lookup->found = std::move(addresses);
+    lookup->done = true;
+    lookup->ended.notify_all();
+    --lookups;
+  };
+  try {
+    std::thread(task).detach();
+  } catch (const std::system_error& error) {
+    --lookups;
+    return Status::error(Code::kUnreachable, "cannot resolve '" + host + "': no thread: " + error.what());
+  }
+  std::unique_lock lock(lookup->mutex);
+  auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns));
+  if (!lookup->ended.wait_until(lock, until, [&] { return lookup->done; })) {
+    return Status::error(
+        Code::kUnreachable,
+        "cannot resolve '" + host + "': the resolver (see /etc/resolv.conf) gave no answer in time");
+  }
+  *rc = lookup->rc;
+  *found = std::move(lookup->found);
   return {};
+}
+
+Status resolve(const std::string& host, uint16_t port, bool passive, uint64_t deadline_ns, Addresses* found) {
+  addrinfo hints = hints_for(passive);
+  addrinfo numeric = hints;
+  numeric.ai_flags |= AI_NUMERICHOST;
+  int rc = look_up(host, port, numeric, found);
+  if (rc == 0) return {};
+  Status status = look_up_by(host, port, hints, deadline_ns, found, &rc);
+  if (status.ok() && rc != 0)
+    status = Status::error(Code::kUnreachable, "cannot resolve '" + host + "': " + gai_strerror(rc));
+  if (!status.ok() && passive) status.code = Code::kInvalid;
+  return status;
 }
 
 // Finishes a non-blocking connect; 0, or the errno of why not.
@@ -65,47 +132,94 @@ int poll_timeout_ms(uint64_t deadline_ns) {
   return ms > 1'000'000'000 ? 1'000'000'000 : static_cast<int>(ms);
 }
 
-void tune_stream(int fd) {
+std::string where(const std::string& host, uint16_t port) {
+  bool brackets = host.find(':') != std::string::npos;
+  return (brackets ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+std::string where(const sockaddr_storage& address) {
+  char text[INET6_ADDRSTRLEN] = "?";
+  if (address.ss_family == AF_INET6) {
+    auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+    inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof(text));
+    return where(text, ntohs(v6.sin6_port));
+  }
+  auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+  inet_ntop(AF_INET, &v4.sin_addr, text, sizeof(text));
+  return where(text, ntohs(v4.sin_port));
+}
+
+void tune_stream(int fd, double silence_s) {
+  // A third of the time idle, then probes: at most one a second, at least three.
+  int idle_s = std::max(1, static_cast<int>(silence_s / 3));
+  int interval_s = std::max(1, (static_cast<int>(silence_s) - idle_s) / 5);
+  int probes = std::max(1, (static_cast<int>(silence_s) - idle_s) / interval_s);
   int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &kKeepIdleS, sizeof(kKeepIdleS));
-  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kKeepIntervalS, sizeof(kKeepIntervalS));
-  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &kKeepProbes, sizeof(kKeepProbes));
-  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUserTimeoutMs, sizeof(kUserTimeoutMs));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
 }
 
-Status listen_on(const std::string& host, uint16_t port, Descriptor* out, uint16_t* bound_port) {
-  Addresses addresses(nullptr, &freeaddrinfo);
-  Status resolved = resolve(host, port, true, &addresses);
-  if (!resolved.ok()) return resolved;
-  Descriptor made(socket(addresses->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+namespace {
+
+// 0, or the errno of why not.
+int listen_at(const addrinfo& address, uint16_t port, Descriptor* out) {
+  Descriptor made(socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   int fd = made.get();
-  if (fd < 0) return Status::error(Code::kIo, std::string("cannot make a socket: ") + strerror(errno));
+  if (fd < 0) return errno;
   int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (bind(fd, addresses->ai_addr, addresses->ai_addrlen) != 0 || listen(fd, kBacklog) != 0) {
-    int error = errno;
-    const char* remedy =
-        error == EADDRINUSE ? "; another process has it, choose another port or 0 for any free one" : "";
+  sockaddr_storage bound{};
+  memcpy(&bound, address.ai_addr, address.ai_addrlen);
+  if (bound.ss_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6&>(bound).sin6_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in&>(bound).sin_port = htons(port);
+  }
+  if (bind(fd, reinterpret_cast<sockaddr*>(&bound), address.ai_addrlen) != 0 || listen(fd, kBacklog) != 0)
+    return errno;
+  *out = std::move(made);
+  return 0;
+}
+
+}  // namespace
+
+Status listen_on(const std::string& host, uint16_t port, uint16_t last_port, Descriptor* out,
+                 uint16_t* bound_port) {
+  constexpr double kLookupS = 10;
+  Addresses addresses;
+  Status resolved = resolve(host, port, true, deadline_after(kLookupS), &addresses);
+  if (!resolved.ok()) return resolved;
+  int error = EADDRINUSE;
+  for (uint32_t tried = port; tried <= std::max(port, last_port) && error == EADDRINUSE; ++tried)
+    error = listen_at(*addresses, static_cast<uint16_t>(tried), out);
+  if (error != 0) {
+    const char* remedy = error == EADDRINUSE
+                             ? "; another process has it, choose another port or 0 for any free one"
+                         : error == EMFILE ? "; raise `ulimit -n`"
+                                           : "";
+    std::string range = last_port > port ? " to " + std::to_string(last_port) : "";
     return Status::error(Code::kInvalid,
-                         "cannot listen on " + where(host, port) + ": " + strerror(error) + remedy);
+                         "cannot listen on " + where(host, port) + range + ": " + strerror(error) + remedy);
   }
   sockaddr_storage bound{};
   socklen_t length = sizeof(bound);
-  getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length);
+  getsockname(out->get(), reinterpret_cast<sockaddr*>(&bound), &length);
   *bound_port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
                                                   : reinterpret_cast<sockaddr_in&>(bound).sin_port);
-  *out = std::move(made);
   return {};
 }
 
 Status connect_to(const std::string& host, uint16_t port, uint64_t deadline_ns, Descriptor* out) {
-  Addresses addresses(nullptr, &freeaddrinfo);
-  Status resolved = resolve(host, port, false, &addresses);
+  Addresses addresses;
+  Status resolved = resolve(host, port, false, deadline_ns, &addresses);
   if (!resolved.ok()) return resolved;
+  uint64_t left = 0;
+  for (addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) ++left;
   int error = EHOSTUNREACH;
-  for (addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+  for (addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next, --left) {
     Descriptor made(socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     int fd = made.get();
     if (fd < 0) {
@@ -113,14 +227,18 @@ Status connect_to(const std::string& host, uint16_t port, uint64_t deadline_ns, 
       continue;
     }
     error = connect(fd, address->ai_addr, address->ai_addrlen) == 0 ? 0 : errno;
-    if (error == EINPROGRESS) error = finish_connect(fd, deadline_ns);
+    uint64_t now = now_ns();
+    // One address that swallows everything must not take the time of the others.
+    uint64_t share = deadline_ns > now ? now + (deadline_ns - now) / left : now;
+    if (error == EINPROGRESS) error = finish_connect(fd, share);
     if (error == 0) {
-      tune_stream(fd);
       *out = std::move(made);
       return {};
     }
   }
-  return Status::error(Code::kUnreachable, "cannot connect to " + where(host, port) + ": " + strerror(error));
+  const char* remedy = error == EMFILE ? "; raise `ulimit -n`" : "";
+  return Status::error(Code::kUnreachable,
+                       "cannot connect to " + where(host, port) + ": " + strerror(error) + remedy);
 }
 
 }  // namespace mooncake

@@ -17,6 +17,7 @@ enum class Code {
   kUnsupported,
   kNoMemory,
   kUnreachable,
+  kUntrusted,
   kRefused,
   kCancelled,
   kTimeout,

@@ -108,7 +108,7 @@ def test_notifications_arrive_in_order(pair: tuple[Channel, Channel]) -> None:
     connection, _ = asker.connect("127.0.0.1", answerer.port, DEADLINE_S)
     assert answerer.next_event(DEADLINE_S) is not None
     for i in range(200):
-        asker.notify(connection, "tick", str(i).encode())
+        asker.notify(connection, "tick", str(i).encode(), DEADLINE_S)
     got = [answerer.next_event(DEADLINE_S) for _ in range(200)]
     assert [event[4] for event in got if event] == [str(i).encode() for i in range(200)]
 
@@ -125,7 +125,8 @@ def test_a_peer_that_talks_nonsense_is_dropped_and_others_are_served(pair: tuple
             stranger.sendall(nonsense)
             stranger.settimeout(DEADLINE_S)
             with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(1) == b""
+                while stranger.recv(4096):
+                    pass  # why it is refused
     connection, _ = asker.connect("127.0.0.1", answerer.port, DEADLINE_S)
     thread = answer_in_background(answerer, 1)
     assert asker.call(connection, "reverse", b"ab", DEADLINE_S) == (False, b"ba")

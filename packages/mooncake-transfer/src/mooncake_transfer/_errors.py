@@ -4,7 +4,7 @@
 
     TransferError
     ├─ ConfigError
-    ├─ PeerError     ─ PeerUnreachable · PeerRestarted · PeerIncompatible · RemoteError
+    ├─ PeerError     ─ PeerUnreachable · PeerRestarted · PeerIncompatible · PeerUntrusted · RemoteError
     ├─ RegionError   ─ RegionUnknown · RegionRefused · RegionBusy · RegionClosed · RegionOverlap
     ├─ DriverError   ─ DriverUnavailable · NoRoute
     ├─ RegistryError ─ RegistryUnavailable · NameUnknown
@@ -41,6 +41,10 @@ class PeerRestarted(PeerError):
 
 class PeerIncompatible(PeerError):
     """The peer's version of the protocol is another one. A retry fails too."""
+
+
+class PeerUntrusted(PeerError):
+    """One side's certificate does not do for the other, or only one of them uses TLS. A retry fails too."""
 
 
 class RemoteError(PeerError):

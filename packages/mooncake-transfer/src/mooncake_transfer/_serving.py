@@ -112,6 +112,8 @@ class Dispatcher:
         if kind == "hello":
             with self._known:
                 self._learn(connection, body)
+        elif kind == "refused":
+            log.warning("a connection was refused: %s", body.decode(errors="replace"))
         elif kind == "notify":
             self._handler(method)(body, self._callers[connection])
         else:

@@ -6,6 +6,7 @@ import msgspec
 
 from mooncake_transfer._address import check_name
 from mooncake_transfer._errors import ConfigError
+from mooncake_transfer.tls import TlsConfig
 
 __all__ = ["TransferConfig"]
 
@@ -19,6 +20,7 @@ TIMES = (
     "close_timeout_s",
     "registry_ttl_s",
     "registry_timeout_s",
+    "peer_timeout_s",
 )
 
 
@@ -29,12 +31,16 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         host: name or IP of this machine to listen on for other engines; 0.0.0.0 for all of them.
         advertise_host: what peers are told to connect to; empty: ``host``.
         port: port of the channel; 0 takes any free one.
+        port_range: first and last port to try for the channel instead, for hosts behind a firewall.
+        tls: encrypts the channel, both sides prove who they are; None: neither.
         drivers: names of the drivers to use; None takes every usable installed one.
         driver_options: per driver, options as its README lists them.
         connect_timeout_s: how long reaching a peer may take.
         call_timeout_s: how long an answer of a peer's handler may take.
         transfer_timeout_s: how long ``Transfer.wait()`` waits when not told otherwise.
         close_timeout_s: how long closing a region waits for peers that still use it.
+        peer_timeout_s: how long a peer's host may answer nothing, not even that bytes have arrived, before
+            its connections count as lost. It may take 2 s more to notice.
         handler_threads: how many handlers of ``serve()`` may run at once.
         topology: file that corrects what the machine says of its topology (``topology.Override``); or empty.
         registry: URL of the registry that knows engines by name: ``memory:NAME``, ``http://host:port``,
@@ -47,12 +53,15 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     host: str = "127.0.0.1"
     advertise_host: str = ""
     port: int = 0
+    port_range: tuple[int, int] | None = None
+    tls: TlsConfig | None = None
     drivers: tuple[str, ...] | None = None
     driver_options: dict[str, dict[str, OptionValue]] = {}
     connect_timeout_s: float = 5.0
     call_timeout_s: float = 30.0
     transfer_timeout_s: float = 60.0
     close_timeout_s: float = 10.0
+    peer_timeout_s: float = 15.0
     handler_threads: int = 4
     topology: str = ""
     registry: str = ""
@@ -63,6 +72,11 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port {self.port} is outside 0..65535; use 0 for any free port")
+        if self.port_range is not None:
+            if self.port:
+                raise ConfigError(f"port is {self.port} and port_range {self.port_range}; set one of them")
+            if not 1 <= self.port_range[0] <= self.port_range[1] <= 65535:
+                raise ConfigError(f"port_range {self.port_range} is no first and last port within 1..65535")
         for name in TIMES:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be a positive number of seconds")

@@ -38,6 +38,7 @@ from mooncake_transfer.memory import Memory, allocate_shareable, wrap
 from mooncake_transfer.peer import REGION_METHOD, Caller, Peer
 from mooncake_transfer.region import Region, RemoteRegion
 from mooncake_transfer.registry.directory import Directory
+from mooncake_transfer.tls import driver_options, secure
 from mooncake_transfer.transfer import Transfer
 
 __all__ = ["TransferEngine"]
@@ -65,7 +66,7 @@ class TransferEngine:
         self.epoch = secrets.randbits(63) | 1
         self.drivers: dict[str, DriverStatus] = {}
         self._core = CoreEngine()
-        self._channel = Channel()
+        self._channel = Channel(silence_s=self.config.peer_timeout_s)
         self._regions: dict[int, Region] = {}
         self._region_ids = itertools.count(1)
         self._peers: dict[str, Peer] = {}
@@ -91,7 +92,10 @@ class TransferEngine:
             raise ConfigError(
                 f"peers cannot reach {host!r}; set advertise_host to a name or address of this machine"
             )
-        self._channel.listen(config.host, config.port)
+        if config.tls is not None:
+            secure(self._channel, config.tls)
+        first, last = config.port_range or (config.port, config.port)
+        self._channel.listen(config.host, first, last)
         address = join_address(host, self._channel.port)
         self._open_drivers()
         self._core.start()
@@ -118,7 +122,7 @@ class TransferEngine:
     def _open_driver(self, info: DriverInfo, status: DriverStatus) -> DriverStatus:
         options = dict(self.config.driver_options.get(info.name, {}))
         if info.network:
-            options.setdefault("host", self.config.host)
+            options = {"host": self.config.host, **driver_options(self.config.tls), **options}
         rendered = list(info.options(options).items())
         try:
             self._core.add_driver(info.load(), info.name, rendered)

@@ -78,12 +78,20 @@ class Peer:
             raise RemoteError(failure.kind, failure.message, f"{method!r} of {self.address}")
         return body
 
-    def notify(self, method: str, payload: bytes = b"") -> None:
-        """Hand a message to the peer's handler of ``method`` without waiting. Messages arrive in order.
+    def notify(self, method: str, payload: bytes = b"", *, timeout_s: float | None = None) -> None:
+        """Hand a message to the peer's handler of ``method``. Messages arrive in order.
 
-        Raises PeerUnreachable when the connection is known to have ended; otherwise nothing tells.
+        Waits only while the peer takes messages more slowly than they are sent: when 16 MiB are on their way
+        to it, at most ``timeout_s`` (default: ``call_timeout_s``) for room. Raises PeerUnreachable when there
+        is none by then or the connection is known to have ended; otherwise nothing tells.
         """
-        self._channel.notify(self._connection, method, payload)
+        limit_s = self._engine.config.call_timeout_s if timeout_s is None else timeout_s
+        try:
+            self._channel.notify(self._connection, method, payload, limit_s)
+        except PeerUnreachable as error:
+            raise PeerUnreachable(
+                f"notifying {method!r} of {self.address} (at most {limit_s:g} s): {error}"
+            ) from None
 
     def region(self, name: str, key: bytes) -> RemoteRegion:
         """Reach a region by its name and access key. Raises RegionRefused when they do not fit."""
