@@ -118,6 +118,8 @@ class Session {
   const std::string& reason() const { return reason_; }
   // Whether the network failed, rather than the peer's certificate or its TLS.
   bool is_socket_error() const { return wire_->error != 0; }
+  // Whether the peer answered with something that is no TLS at all.
+  bool meets_plain() const { return wire_->plain; }
 
  private:
   struct Free {

@@ -94,6 +94,8 @@ struct Wire {
   int fd;
   bool ended = false;  // the peer closed
   int error = 0;       // errno of the last failure other than "try again"
+  bool begun = false;  // something was read
+  bool plain = false;  // and it was no TLS
 
   static constexpr int kRetryFlags = 0x0f, kRetryRead = 0x09, kRetryWrite = 0x0a;
   static constexpr int kCtrlEof = 2, kCtrlFlush = 11;
@@ -115,7 +117,13 @@ struct Wire {
   }
   static int read(Bio* bio, char* data, int length) {
     ssize_t n = ::recv(of(bio)->fd, data, static_cast<size_t>(length), 0);
-    if (n == 0) of(bio)->ended = true;
+    Wire* wire = of(bio);
+    if (n == 0) wire->ended = true;
+    if (n > 0 && !wire->begun) {
+      constexpr char kAlert = 0x15, kHandshake = 0x16, kMajor = 3;
+      wire->begun = true;
+      wire->plain = (data[0] != kAlert && data[0] != kHandshake) || (n > 1 && data[1] != kMajor);
+    }
     return finish(bio, n, kRetryRead);
   }
   static long ctrl(Bio* bio, int command, long, void*) {

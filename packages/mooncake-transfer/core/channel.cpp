@@ -147,21 +147,15 @@ Status Channel::secure(Link& link, const std::string& host, uint64_t deadline_ns
   link.session.emplace(tls::Session::connect(*tls_, link.fd, verify_host_ ? host : ""));
   link.shaking_hands = true;
   Status why;
-  for (bool peeked = false;;) {
+  for (;;) {
     Link::Io io = link.shake_hands(&why);
     if (io == Link::Io::kSome) return {};
+    if (link.session->meets_plain())
+      why.reason = "it does not use TLS and this engine does; set `tls` for both or for neither";
     if (io == Link::Io::kEnded) return why;
     pollfd waiting{link.fd, static_cast<short>(link.wants_write ? POLLOUT : POLLIN), 0};
-    int ready = poll(&waiting, 1, poll_timeout_ms(deadline_ns));
-    if (ready == 0) return Status::error(Code::kTimeout, "the TLS handshake did not end in time");
-    if (!peeked && (waiting.revents & POLLIN) != 0) {
-      uint8_t head[2] = {kTlsHandshake, kTlsMajor};
-      peeked = recv(link.fd, head, sizeof(head), MSG_PEEK) > 0;
-      if ((head[0] != kTlsHandshake && head[0] != kTlsAlert) || head[1] != kTlsMajor) {
-        return Status::error(Code::kUntrusted,
-                             "it does not use TLS and this engine does; set `tls` for both or for neither");
-      }
-    }
+    if (poll(&waiting, 1, poll_timeout_ms(deadline_ns)) == 0)
+      return Status::error(Code::kTimeout, "the TLS handshake did not end in time");
   }
 }
 

@@ -37,8 +37,8 @@ enum FrameType : uint8_t {
 };
 
 constexpr uint8_t kFrameVersion = 1;
-// First bytes of TLS records, by which an engine without TLS knows one with it and the other way round.
-constexpr uint8_t kTlsHandshake = 0x16, kTlsAlert = 0x15, kTlsMajor = 3;
+// First bytes of TLS, by which an engine without it knows one with it and the other way round.
+constexpr uint8_t kTlsHandshake = 0x16, kTlsMajor = 3;
 
 // A request of this side that has not been answered yet; guarded by its link's mutex.
 struct PendingCall {
