@@ -32,6 +32,8 @@ const char* exception_name(Code code) {
       return "RegionClosed";
     case Code::kNoRoute:
       return "NoRoute";
+    case Code::kIntegrity:
+      return "IntegrityError";
     default:
       return "TransferError";
   }
@@ -52,4 +54,5 @@ NB_MODULE(_core, m) {
       "Compiled core of mooncake_transfer: engine and channel. Import it through mooncake_transfer.engine.";
   mooncake::bind_channel(m);
   mooncake::bind_engine(m);
+  mooncake::bind_transfer(m);
 }

@@ -40,6 +40,7 @@ inline nanobind::bytes to_bytes(const std::string& string) {
 }
 
 void bind_engine(nanobind::module_& m);
+void bind_transfer(nanobind::module_& m);
 void bind_channel(nanobind::module_& m);
 
 }  // namespace mooncake

@@ -1,12 +1,13 @@
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
 
 #include "bind.hpp"
+#include "channel.hpp"
 #include "engine.hpp"
 
 namespace nb = nanobind;
@@ -15,29 +16,19 @@ namespace mooncake {
 
 namespace {
 
-using Named = std::vector<std::pair<std::string, nb::bytes>>;  // (driver name, blob)
-using Blocks = nb::ndarray<const uint64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
-static_assert(sizeof(Block) == 3 * sizeof(uint64_t), "a row of the array is a Block");
+using Named = std::vector<std::tuple<std::string, std::string, nb::bytes>>;  // driver, device, blob
 
-constexpr double kCancelGraceS = 5.0;
+constexpr double kNanoseconds = 1e9;
 
-Named to_named(const Engine& engine, const std::vector<DriverBlob>& blobs) {
+Named to_named(const std::vector<DriverBlob>& blobs) {
   Named named;
-  for (const DriverBlob& blob : blobs)
-    named.emplace_back(engine.endpoints()[blob.endpoint]->name(), to_bytes(blob.blob));
+  for (const DriverBlob& blob : blobs) named.emplace_back(blob.driver, blob.device, to_bytes(blob.blob));
   return named;
 }
 
-// Blobs of drivers that this engine does not have are left out.
-std::vector<DriverBlob> from_named(const Engine& engine, const Named& named) {
+std::vector<DriverBlob> from_named(const Named& named) {
   std::vector<DriverBlob> blobs;
-  for (size_t i = 0; i < engine.endpoints().size(); ++i) {
-    for (const auto& [name, blob] : named) {
-      if (engine.endpoints()[i]->name() != name) continue;
-      blobs.push_back({i, to_string(blob)});
-      break;  // a second one of the same name would take the place of the first one's handle
-    }
-  }
+  for (const auto& [driver, device, blob] : named) blobs.push_back({driver, device, to_string(blob)});
   return blobs;
 }
 
@@ -48,24 +39,45 @@ void copy_key(const nb::bytes& key, uint8_t* out) {
   memcpy(out, key.c_str(), MC_KEY_BYTES);
 }
 
-void add_driver(Engine& engine, nb::capsule capsule, const std::string& name,
-                const Endpoint::Options& options) {
+void add_endpoint(Engine& engine, nb::capsule capsule, const std::string& name, const std::string& device,
+                  int numa_node, const Endpoint::Options& options) {
   if (capsule.name() == nullptr || strcmp(capsule.name(), MC_DRIVER_CAPSULE) != 0) {
     raise(Status::error(Code::kUnsupported, "driver '" + name + "' handed over a capsule named '" +
                                                 (capsule.name() ? capsule.name() : "") + "', expected '" +
                                                 MC_DRIVER_CAPSULE + "'"));
   }
-  check(engine.add_driver(static_cast<const mc_driver_v1*>(capsule.data()), name, options));
+  check(engine.add_endpoint(static_cast<const mc_driver_v1*>(capsule.data()), name, device, numa_node, options));
 }
 
-std::shared_ptr<Region> register_region(Engine& engine, uint64_t address, uint64_t length, int fd,
+void set_policy(Engine& engine, uint32_t breaker_errors, double breaker_window_s, double breaker_pause_s,
+                double breaker_max_pause_s, double suspect_pause_s, double slow_ratio, uint32_t probe_every,
+                uint64_t slice_bytes, uint32_t attempts, double aging_s) {
+  auto ns = [](double seconds) { return static_cast<uint64_t>(seconds * kNanoseconds); };
+  RailPolicy policy;
+  policy.breaker_errors = breaker_errors;
+  policy.breaker_window_ns = ns(breaker_window_s);
+  policy.breaker_pause_ns = ns(breaker_pause_s);
+  policy.breaker_max_pause_ns = ns(breaker_max_pause_s);
+  policy.suspect_pause_ns = ns(suspect_pause_s);
+  policy.slow_ratio = slow_ratio;
+  policy.probe_every = probe_every;
+  policy.slice_bytes = slice_bytes;
+  policy.attempts = attempts;
+  policy.aging_ns = ns(aging_s);
+  engine.set_policy(policy);
+}
+
+std::shared_ptr<Region> register_region(Engine& engine, uint32_t kind, int device, uint64_t address,
+                                        uint64_t length, int fd, uint64_t fd_offset, int numa_node,
                                         uint64_t region_id, const nb::bytes& key, const std::string& name) {
   mc_memory memory{};
-  memory.kind = MC_DRAM;
-  memory.device = -1;
+  memory.kind = kind;
+  memory.device = device;
   memory.fd = fd;
+  memory.fd_offset = fd_offset;
   memory.address = address;
   memory.length = length;
+  memory.numa_node = numa_node;
   memory.region_id = region_id;
   copy_key(key, memory.key);
   std::shared_ptr<Region> region;
@@ -78,55 +90,97 @@ std::shared_ptr<Region> register_region(Engine& engine, uint64_t address, uint64
   return region;
 }
 
+Named grant(Engine& engine, const Region& region, const nb::bytes& key, uint32_t access) {
+  uint8_t raw[MC_KEY_BYTES];
+  copy_key(key, raw);
+  std::vector<DriverBlob> blobs;
+  check(engine.grant(region, raw, access, &blobs));
+  return to_named(blobs);
+}
+
+void revoke(Engine& engine, const Region& region, const nb::bytes& key, double timeout_s) {
+  uint8_t raw[MC_KEY_BYTES];
+  copy_key(key, raw);
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = engine.revoke(region, raw, deadline_after(timeout_s));
+  }
+  check(status);
+}
+
+void close_region(Engine& engine, Region& region, double timeout_s, bool refuse_when_used) {
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = engine.close_region(region, deadline_after(timeout_s), refuse_when_used);
+  }
+  check(status);
+}
+
 std::shared_ptr<RemoteRegion> import_region(Engine& engine, std::shared_ptr<Peer> peer,
                                             const std::string& name, uint64_t region_id, const nb::bytes& key,
                                             uint64_t length, const Named& keys) {
   uint8_t raw[MC_KEY_BYTES];
   copy_key(key, raw);
   std::shared_ptr<RemoteRegion> remote;
-  check(
-      engine.import_region(std::move(peer), name, region_id, raw, length, from_named(engine, keys), &remote));
+  check(engine.import_region(std::move(peer), name, region_id, raw, length, from_named(keys), &remote));
   return remote;
 }
 
-std::shared_ptr<Transfer> submit(Engine& engine, bool write, std::shared_ptr<Region> local,
-                                 std::shared_ptr<RemoteRegion> remote, const Blocks& blocks) {
-  std::shared_ptr<Transfer> transfer;
-  Status status;
-  const Block* rows = reinterpret_cast<const Block*>(blocks.data());
-  size_t count = blocks.shape(0);
+nb::dict rail_row(const Engine& engine, const Peer& peer, const Rail& rail, uint64_t now) {
+  nb::dict row;
+  row["peer"] = peer.label();
+  row["driver"] = engine.endpoints()[rail.endpoint]->name();
+  row["device"] = engine.endpoints()[rail.endpoint]->device();
+  row["remote_device"] = rail.remote_device;
+  bool paused = rail.paused_until_ns() > now;
+  row["state"] = paused ? (rail.open() ? "open" : "suspect") : (rail.open() ? "half-open" : "closed");
+  row["bytes"] = rail.bytes.load();
+  row["ops"] = rail.ops.load();
+  row["errors"] = rail.errors.load();
+  row["retries"] = rail.retries.load();
+  row["bandwidth_bytes_per_s"] = rail.bandwidth();
+  row["in_flight_bytes"] = rail.in_flight_bytes();
+  nb::list buckets;
+  for (const auto& bucket : rail.latency) buckets.append(bucket.load());
+  row["latency_buckets"] = buckets;
+  row["last_error"] = rail.last_error();
+  return row;
+}
+
+nb::list rails(Engine& engine) {
+  nb::list rows;
+  uint64_t now = now_ns();
+  for (const auto& peer : engine.peers()) {
+    for (const auto& rail : peer->rails()) rows.append(rail_row(engine, *peer, *rail, now));
+  }
+  return rows;
+}
+
+const char* kind_of(Notice::Kind kind) {
+  switch (kind) {
+    case Notice::Kind::kRailFailed:
+      return "rail failed";
+    case Notice::Kind::kBreakerOpened:
+      return "breaker opened";
+    case Notice::Kind::kRailRecovered:
+      return "rail recovered";
+    default:
+      return "held";
+  }
+}
+
+nb::object next_notice(Engine& engine, double timeout_s) {
+  Notice notice;
+  bool found;
   {
     nb::gil_scoped_release release;
-    status = engine.submit(write ? MC_WRITE : MC_READ, std::move(local), std::move(remote), rows, count,
-                           &transfer);
+    found = engine.notices().pop(deadline_after(timeout_s), &notice);
   }
-  check(status);
-  return transfer;
-}
-
-// True when done. When the time is up the transfer is cancelled, so that the memory is the caller's again.
-bool wait(Engine& engine, Transfer& transfer, double timeout_s) {
-  bool done = wait_interruptibly(timeout_s, [&](uint64_t deadline) {
-    engine.spin(transfer);
-    return transfer.wait_until(deadline);
-  });
-  if (done) return true;
-  return wait_interruptibly(
-             kCancelGraceS,
-             [&](uint64_t deadline) {
-               engine.cancel(
-                   transfer);  // again each time: an operation may just have moved to another driver
-               return transfer.wait_until(deadline);
-             }) &&
-         transfer.result().ok();
-}
-
-nb::dict bytes_by_driver(const Engine& engine, const Transfer& transfer) {
-  nb::dict result;
-  for (size_t i = 0; i < engine.endpoints().size(); ++i) {
-    if (uint64_t bytes = transfer.bytes_by_endpoint[i]) result[engine.endpoints()[i]->name().c_str()] = bytes;
-  }
-  return result;
+  if (!found) return nb::none();
+  uint64_t token = reinterpret_cast<uint64_t>(notice.transfer.get());
+  return nb::make_tuple(kind_of(notice.kind), notice.peer, notice.rail, notice.region, notice.text, token);
 }
 
 nb::dict stats(const Engine& engine) {
@@ -141,7 +195,7 @@ nb::dict stats(const Engine& engine) {
     row["bytes_written"] = stats.bytes_written;
     row["errors"] = stats.errors;
     row["refused"] = stats.refused;
-    result[endpoint->name().c_str()] = row;
+    result[endpoint->label().c_str()] = row;
   }
   return result;
 }
@@ -152,65 +206,59 @@ void bind_engine(nb::module_& m) {
   nb::class_<Region>(m, "Region", "Registered local memory.");
   nb::class_<Peer>(m, "Peer", "Another engine, as the drivers reach it.");
   nb::class_<RemoteRegion>(m, "RemoteRegion", "A peer's region and the rails that lead there.");
-  nb::class_<Transfer>(m, "Transfer", "A batch of operations in flight.")
-      .def("done", &Transfer::done)
-      .def(
-          "check", [](const Transfer& t) { check(t.result()); },
-          "Raise what made the transfer fail, if anything did.")
-      .def(
-          "signal_when_done", [](Transfer& t, int fd) { check(t.signal_when_done(fd)); }, nb::arg("event_fd"))
-      .def_prop_ro("total_bytes", [](const Transfer& t) { return t.total_bytes; })
-      .def_prop_ro("bytes_done", [](const Transfer& t) { return t.bytes_done.load(); })
-      .def_prop_ro("seconds", &Transfer::seconds);
   nb::class_<Engine>(m, "Engine", "Drivers, regions and transfers; one progress thread of its own.")
-      .def(nb::init<>())
       .def(
-          "add_driver", &add_driver, nb::arg("capsule"), nb::arg("name"), nb::arg("options"),
-          nb::sig("def add_driver(self, capsule: object, name: str, options: list[tuple[str, str]]) -> None"))
+          "__init__",
+          [](Engine* self, Channel& channel) {
+            new (self) Engine();
+            self->set_channel(&channel);
+          },
+          nb::arg("channel"), nb::keep_alive<1, 2>())
+      .def("add_endpoint", &add_endpoint, nb::arg("capsule"), nb::arg("driver"), nb::arg("device"),
+           nb::arg("numa_node"), nb::arg("options"),
+           nb::sig("def add_endpoint(self, capsule: object, driver: str, device: str, numa_node: int, options: "
+                   "list[tuple[str, str]]) -> None"))
+      .def("set_policy", &set_policy, nb::arg("breaker_errors"), nb::arg("breaker_window_s"),
+           nb::arg("breaker_pause_s"), nb::arg("breaker_max_pause_s"), nb::arg("suspect_pause_s"),
+           nb::arg("slow_ratio"), nb::arg("probe_every"), nb::arg("slice_bytes"), nb::arg("attempts"),
+           nb::arg("aging_s"))
+      .def("set_numa_distances", &Engine::set_numa_distances, nb::arg("distances"))
       .def("start", [](Engine& e) { check(e.start()); })
       .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
       .def("addresses",
            [](Engine& e) {
              std::vector<DriverBlob> blobs;
              check(e.export_addresses(&blobs));
-             return to_named(e, blobs);
+             return to_named(blobs);
            })
-      .def("register_region", &register_region, nb::arg("address"), nb::arg("length"), nb::arg("fd"),
-           nb::arg("region_id"), nb::arg("key"), nb::arg("name"))
+      .def("register_region", &register_region, nb::arg("kind"), nb::arg("device"), nb::arg("address"),
+           nb::arg("length"), nb::arg("fd"), nb::arg("fd_offset"), nb::arg("numa_node"), nb::arg("region_id"),
+           nb::arg("key"), nb::arg("name"))
       .def(
           "export_keys",
           [](Engine& e, const Region& region) {
             std::vector<DriverBlob> blobs;
             check(e.export_keys(region, &blobs));
-            return to_named(e, blobs);
+            return to_named(blobs);
           },
           nb::arg("region"))
-      .def(
-          "close_region",
-          [](Engine& e, Region& region, double timeout_s) {
-            Status status;
-            {
-              nb::gil_scoped_release release;
-              status = e.close_region(region, deadline_after(timeout_s));
-            }
-            check(status);
-          },
-          nb::arg("region"), nb::arg("timeout_s"))
+      .def("grant", &grant, nb::arg("region"), nb::arg("key"), nb::arg("access"))
+      .def("revoke", &revoke, nb::arg("region"), nb::arg("key"), nb::arg("timeout_s"))
+      .def("close_region", &close_region, nb::arg("region"), nb::arg("timeout_s"), nb::arg("refuse_when_used"))
       .def(
           "add_peer",
-          [](Engine& e, const std::string& label, const Named& addresses) {
+          [](Engine& e, const std::string& label, uint64_t connection, const Named& addresses) {
             std::shared_ptr<Peer> peer;
-            check(e.add_peer(label, from_named(e, addresses), &peer));
+            check(e.add_peer(label, connection, from_named(addresses), &peer));
             return peer;
           },
-          nb::arg("label"), nb::arg("addresses"))
+          nb::arg("label"), nb::arg("connection"), nb::arg("addresses"))
       .def("import_region", &import_region, nb::arg("peer"), nb::arg("name"), nb::arg("region_id"),
            nb::arg("key"), nb::arg("length"), nb::arg("keys"))
-      .def("submit", &submit, nb::arg("write"), nb::arg("local"), nb::arg("remote"), nb::arg("blocks"))
-      .def("wait", &wait, nb::arg("transfer"), nb::arg("timeout_s"))
-      .def("cancel", &Engine::cancel, nb::arg("transfer"), nb::call_guard<nb::gil_scoped_release>())
-      .def("bytes_by_driver", &bytes_by_driver, nb::arg("transfer"),
-           nb::sig("def bytes_by_driver(self, transfer: Transfer) -> dict[str, int]"))
+      .def("next_notice", &next_notice, nb::arg("timeout_s"),
+           nb::sig("def next_notice(self, timeout_s: float) -> tuple[str, str, str, str, str, int] | None"),
+           "Kind, peer, rail, region, text and the token of a held transfer.")
+      .def("rails", &rails, nb::sig("def rails(self) -> list[dict[str, object]]"))
       .def("stats", &stats, nb::sig("def stats(self) -> dict[str, dict[str, int]]"));
 }
 

@@ -14,10 +14,11 @@ Status Endpoint::check(const mc_driver_v1* table) {
                                                  std::to_string(MC_ABI_MAJOR) +
                                                  "; install versions of both that fit together");
   }
-  if (table->struct_size < sizeof(mc_driver_v1)) {
+  constexpr size_t kMinor0 = offsetof(mc_driver_v1, grant);
+  if (table->struct_size < kMinor0) {
     return Status::error(Code::kUnsupported, "the driver's function table has " +
                                                  std::to_string(table->struct_size) + " bytes, " +
-                                                 std::to_string(sizeof(mc_driver_v1)) +
+                                                 std::to_string(kMinor0) +
                                                  " are needed; install a newer driver");
   }
   return {};
@@ -26,13 +27,19 @@ Status Endpoint::check(const mc_driver_v1* table) {
 Status Endpoint::status_of(mc_status status) const {
   if (status == MC_OK) return {};
   const char* reason = table_->last_error();
-  return Status::error(code_of(status), name_ + ": " + (reason && *reason ? reason : "no reason given"));
+  return Status::error(code_of(status), label() + ": " + (reason && *reason ? reason : "no reason given"));
+}
+
+template <typename Member>
+bool Endpoint::has(Member mc_driver_v1::*member) const {
+  auto place = reinterpret_cast<const char*>(&(table_->*member)) - reinterpret_cast<const char*>(table_);
+  return static_cast<size_t>(place) + sizeof(Member) <= table_->struct_size && table_->*member != nullptr;
 }
 
 template <typename Call>
 Status Endpoint::guarded(Call&& call) {
   std::shared_lock life(life_);
-  if (handle_ == 0) return Status::error(Code::kClosed, name_ + ": the endpoint is closed");
+  if (handle_ == 0) return Status::error(Code::kClosed, label() + ": the endpoint is closed");
   return status_of(call());
 }
 
@@ -105,17 +112,41 @@ void Endpoint::release_key(mc_handle remote) {
   if (handle_ != 0) table_->release_key(handle_, remote);
 }
 
+Status Endpoint::grant(mc_handle registered, const uint8_t* key, uint32_t access, std::string* blob) {
+  if (!has(&mc_driver_v1::grant)) {
+    return Status::error(Code::kUnsupported, label() + ": this driver has no keys with lesser rights");
+  }
+  char bytes[MC_BLOB_MAX];
+  size_t length = sizeof(bytes);
+  Status status =
+      guarded([&] { return table_->grant(handle_, registered, key, access, bytes, &length); });
+  if (status.ok()) blob->assign(bytes, length);
+  return status;
+}
+
+Status Endpoint::revoke(mc_handle registered, const uint8_t* key, uint64_t deadline_ns) {
+  if (!has(&mc_driver_v1::revoke)) {
+    return Status::error(Code::kUnsupported, label() + ": this driver cannot revoke a key alone");
+  }
+  return guarded([&] { return table_->revoke(handle_, registered, key, deadline_ns); });
+}
+
 Status Endpoint::stats(mc_stats* stats) {
   stats->struct_size = sizeof(*stats);
   return guarded([&] { return table_->stats(handle_, stats); });
 }
 
-Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
+Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted, void* stream) {
   *accepted = 0;
   std::shared_lock life(life_);
-  if (handle_ == 0) return Status::error(Code::kClosed, name_ + ": the endpoint is closed");
+  if (handle_ == 0) return Status::error(Code::kClosed, label() + ": the endpoint is closed");
+  if (stream != nullptr && !has(&mc_driver_v1::submit_on_stream)) {
+    return Status::error(Code::kUnsupported, label() + ": this driver does not follow device streams");
+  }
   outstanding += count;  // before the call: a completion may arrive during it
-  mc_status status = table_->submit(handle_, ops, count, accepted);
+  mc_status status = stream == nullptr
+                         ? table_->submit(handle_, ops, count, accepted)
+                         : table_->submit_on_stream(handle_, stream, ops, count, accepted);
   outstanding -= count - *accepted;
   return status == MC_AGAIN ? Status{} : status_of(status);
 }
@@ -125,7 +156,7 @@ void Endpoint::cancel(uint64_t cookie) {
   if (handle_ != 0) table_->cancel(handle_, cookie);
 }
 
-size_t Endpoint::poll(bool wait_for_turn, const OnCompletion& on_completion) {
+size_t Endpoint::poll(bool wait_for_turn, const OnCompletions& on_completions) {
   std::unique_lock turn(turn_, std::defer_lock);
   if (wait_for_turn) {
     turn.lock();
@@ -142,7 +173,7 @@ size_t Endpoint::poll(bool wait_for_turn, const OnCompletion& on_completion) {
     }
     outstanding -= count;
     // Outside `life_`: a completion may submit the operation again, elsewhere or here.
-    for (size_t i = 0; i < count; ++i) on_completion(polled_[i]);
+    if (count != 0) on_completions(polled_.data(), count);
     total += count;
   }
   return total;

@@ -18,14 +18,15 @@ namespace mooncake {
 class Endpoint {
  public:
   using Options = std::vector<std::pair<std::string, std::string>>;
-  using OnCompletion = std::function<void(const mc_completion&)>;
+  using OnCompletions = std::function<void(const mc_completion*, size_t)>;
 
-  Endpoint(const mc_driver_v1* table, std::string name) : table_(table), name_(std::move(name)) {}
+  Endpoint(const mc_driver_v1* table, std::string name, std::string device, int numa_node)
+      : table_(table), name_(std::move(name)), device_(std::move(device)), numa_node_(numa_node) {}
   ~Endpoint() { close(); }
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // Refuses a table of another major version or one too small to hold every function of this one.
+  // Refuses a table of another major version, or one without every function of minor 0.
   static Status check(const mc_driver_v1* table);
 
   Status open(const Options& options);
@@ -34,7 +35,10 @@ class Endpoint {
   // In a forked child: the driver's threads are not there, so nothing of it may be called any more.
   void abandon() { handle_ = 0; }
 
-  const std::string& name() const { return name_; }
+  const std::string& name() const { return name_; }      // of the driver
+  const std::string& device() const { return device_; }  // the one it was opened on; empty: it has only one
+  std::string label() const { return device_.empty() ? name_ : name_ + " " + device_; }
+  int numa_node() const { return numa_node_; }
   const mc_caps& caps() const { return caps_; }
   bool takes(mc_memory_kind kind) const { return (caps_.memory_kinds >> kind) & 1u; }
 
@@ -47,15 +51,18 @@ class Endpoint {
   Status import_key(mc_handle connection, uint64_t region_id, const uint8_t* key, uint64_t length,
                     const std::string& blob, mc_handle* remote);
   void release_key(mc_handle remote);
+  // Both fail with kUnsupported when the driver is of ABI 1.0 or cannot do it.
+  Status grant(mc_handle registered, const uint8_t* key, uint32_t access, std::string* blob);
+  Status revoke(mc_handle registered, const uint8_t* key, uint64_t deadline_ns);
   Status stats(mc_stats* stats);
 
   // Takes the first `*accepted` operations. Not OK means the driver refused the first one that was not
   // accepted.
-  Status submit(const mc_op* ops, size_t count, size_t* accepted);
+  Status submit(const mc_op* ops, size_t count, size_t* accepted, void* stream = nullptr);
   void cancel(uint64_t cookie);
-  // Hands every waiting completion to `on_completion`; returns how many. Only one thread at a time does so:
+  // Hands every waiting completion to `on_completions`; returns how many. Only one thread at a time does so:
   // with `wait_for_turn` false a second one returns 0 at once.
-  size_t poll(bool wait_for_turn, const OnCompletion& on_completion);
+  size_t poll(bool wait_for_turn, const OnCompletions& on_completions);
   // True when the descriptor will become readable; false when completions are waiting already.
   bool arm();
   int event_fd();
@@ -64,11 +71,16 @@ class Endpoint {
 
  private:
   Status status_of(mc_status status) const;
+  // Whether the driver's table is long enough for a function of a later minor, and has it.
+  template <typename Member>
+  bool has(Member mc_driver_v1::*member) const;
   template <typename Call>
   Status guarded(Call&& call);
 
   const mc_driver_v1* table_;
   std::string name_;
+  std::string device_;
+  int numa_node_;
   mc_handle handle_ = 0;
   const pid_t owner_ = getpid();
   mc_caps caps_{};

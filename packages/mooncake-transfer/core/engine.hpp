@@ -1,4 +1,7 @@
-// The engine: drivers, regions, peers, and the thread that keeps transfers going.
+// The engine: drivers, regions, peers, and what keeps transfers going.
+//
+// A transfer waits in the queue of its peer and is cut into slices as the peer's rails have room. Whoever polls
+// (a waiting thread, or the progress thread when nobody waits) takes completions, frees room and cuts further.
 #pragma once
 
 #include <unistd.h>
@@ -7,37 +10,39 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
-#include <unordered_set>
+#include <utility>
 #include <vector>
 
+#include "numa.hpp"
+#include "notice.hpp"
 #include "transfer.hpp"
 
 namespace mooncake {
 
-// A blob of driver `endpoint` that travels in a descriptor or handshake.
-struct DriverBlob {
-  size_t endpoint;
-  std::string blob;
-};
+class Channel;
 
-// One run of contiguous bytes: local offset, remote offset, length.
-struct Block {
-  uint64_t local_offset;
-  uint64_t remote_offset;
-  uint64_t length;
-};
-
-class Engine {
+class Engine : public std::enable_shared_from_this<Engine> {
  public:
   Engine();
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Before start(): drivers in order of preference.
-  Status add_driver(const mc_driver_v1* table, const std::string& name, const Endpoint::Options& options);
+  // ---- before start()
+
+  // Endpoints in order of preference, those of one driver one after another.
+  Status add_endpoint(const mc_driver_v1* table, const std::string& name, const std::string& device,
+                      int numa_node, const Endpoint::Options& options);
+  void set_policy(const RailPolicy& policy) { policy_ = policy; }
+  void set_numa_distances(std::vector<std::vector<uint32_t>> distances) {
+    numa_ = NumaDistances(std::move(distances));
+  }
+  // Where notifications go; it must outlive the engine.
+  void set_channel(Channel* channel) { channel_ = channel; }
+  Channel* channel() const { return channel_; }
   Status start();
   // Ends every transfer with kClosed. Safe to call twice, and while other threads wait.
   void close();
@@ -45,53 +50,130 @@ class Engine {
   const Endpoints& endpoints() const { return *endpoints_; }
   Status export_addresses(std::vector<DriverBlob>* addresses);
 
+  // ---- regions
+
   Status register_region(mc_memory memory, const std::string& name, std::shared_ptr<Region>* region);
   Status export_keys(const Region& region, std::vector<DriverBlob>* keys);
-  Status close_region(Region& region, uint64_t deadline_ns);
+  // A key with lesser rights, at every driver that has such; kUnsupported when none has.
+  Status grant(const Region& region, const uint8_t* key, uint32_t access, std::vector<DriverBlob>* keys);
+  Status revoke(const Region& region, const uint8_t* key, uint64_t deadline_ns);
+  // Peers are refused at once; own transfers are waited for, or make it fail with nothing changed.
+  Status close_region(Region& region, uint64_t deadline_ns, bool refuse_when_used);
 
-  Status add_peer(const std::string& label, const std::vector<DriverBlob>& addresses,
-                  std::shared_ptr<Peer>* peer);
+  // ---- peers
+
+  Status add_peer(const std::string& label, uint64_t channel_connection,
+                  const std::vector<DriverBlob>& addresses, std::shared_ptr<Peer>* peer);
   Status import_region(std::shared_ptr<Peer> peer, const std::string& name, uint64_t region_id,
                        const uint8_t* key, uint64_t length, const std::vector<DriverBlob>& keys,
                        std::shared_ptr<RemoteRegion>* remote);
+  std::vector<std::shared_ptr<Peer>> peers();
 
-  Status submit(mc_opcode opcode, std::shared_ptr<Region> local, std::shared_ptr<RemoteRegion> remote,
-                const Block* blocks, size_t count, std::shared_ptr<Transfer>* transfer);
-  void cancel(Transfer& transfer);
-  // Helps along for a moment on the caller's thread, which saves the wake-up of the progress thread.
-  void spin(const Transfer& transfer);
+  // ---- transfers
+
+  // Which rails can take the plan; kNoRoute with every driver's reason when none can.
+  Status prepare(mc_opcode opcode, std::shared_ptr<Region> local, std::shared_ptr<RemoteRegion> remote,
+                 Plan plan, std::shared_ptr<Transfer>* transfer);
+  Status post(const std::shared_ptr<Transfer>& transfer, const PostOptions& options);
+  // Ends it early; `why` becomes its result unless everything has moved meanwhile.
+  void cancel(Transfer& transfer, const Status& why);
+  // Polls, then sleeps; true when the transfer is done, false at the deadline.
+  bool wait(Transfer& transfer, uint64_t deadline_ns);
+  // Takes what completions there are.
+  void progress();
+  // Someone who does not wait in wait() wants to know when transfers are done.
+  void attend();
+  // What stands in the way of a transfer that is not done, for a message.
+  std::string explain(Transfer& transfer);
+  // Ends a run that PostOptions::held kept; the status is its result.
+  void release(Transfer& transfer, const Status& status);
+
+  Notices& notices() { return notices_; }
 
  private:
-  // Operations [begin, end) of a transfer that no driver has taken yet.
-  struct Pending {
-    std::shared_ptr<Transfer> transfer;
-    size_t begin;
-    size_t end;
+  static constexpr size_t kBatch = 64;
+  static constexpr uint64_t kSpinBytes = 1u << 20;  // waits for larger transfers say nothing about spinning
+  // Operations for one endpoint, on their way from the queues to the driver.
+  struct Batch {
+    size_t endpoint = 0;
+    void* stream = nullptr;
+    size_t count = 0;
+    mc_op ops[kBatch];
+    Slice* slices[kBatch];
   };
+  enum class Cut { kExhausted, kQuantum, kFull, kOtherEndpoint, kFailed };
+  enum class Pick { kRail, kFull, kNone };
 
+  // dispatch.cpp; those marked (m) are called with the mutex held
+  void pump();
+  void collect(Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended);                       // (m)
+  Cut cut_into(Transfer& transfer, Batch& batch, size_t quantum);                                  // (m)
+  Cut retry_into(Peer& peer, Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended);         // (m)
+  bool place(Slice& slice, size_t rail, Batch& batch);                                             // (m)
+  Pick pick(const Transfer& transfer, uint64_t tried, uint64_t bytes, uint64_t now, size_t* rail,
+            bool* probe);                                                                          // (m)
+  Pick best_of_tier(const Transfer& transfer, uint64_t rails, uint64_t bytes, size_t* rail, bool* probe);  // (m)
+  uint64_t slice_limit(const Transfer& transfer, const Rail& rail, bool probe, uint64_t* hard) const;
+  void enqueue(std::shared_ptr<Transfer> transfer);  // (m)
+  void make_ready(Peer& peer);                       // (m)
+  void unready(Peer& peer);                          // (m)
+  void drop_rest(Transfer& transfer);                // (m)
+  Slice* new_slice(Transfer& transfer);              // (m)
+  void free_slice(Slice& slice);                     // (m)
+  bool unlink(Transfer& transfer);                   // (m) false when close() has ended it
+  void submit(Batch& batch);
+  void settle(Slice* const* slices, size_t count);
+  void end(Transfer& transfer);
+  void finish(Transfer& transfer);
+  void on_completions(const mc_completion* completions, size_t count);
+  // True when the slice will be tried again; otherwise it is to be settled.
+  bool on_failure(Slice& slice, Status status);
+  bool reroute(Slice& slice, Code code);  // (m)
+  void cancel_slices(Transfer& transfer);  // (m)
+
+  // progress.cpp
   void run();
   size_t poll(bool wait_for_turn);
   bool arm_all();
-  void drain_backlog();
-  void wake();
-
-  Status build_ops(Transfer& transfer, mc_opcode opcode, const Block* blocks, size_t count);
-  // Submits operations [begin, end), all routed to one rail; returns where it stopped for lack of room.
-  size_t submit_range(Transfer& transfer, size_t begin, size_t end);
-  // Chooses a rail not yet tried for the operation; false when none is left.
-  bool route(Transfer& transfer, OpState& state);
-  void on_completion(const mc_completion& completion);
-  void on_failure(Transfer& transfer, OpState& state, Status status);
-  void finish(Transfer& transfer, uint64_t ops);
+  bool outstanding() const;
+  uint64_t run_timers();
+  void lead(Transfer& transfer, uint64_t deadline_ns);
+  void sleep_until(int epoll_fd, uint64_t until_ns);
+  void kick();
 
   std::shared_ptr<Endpoints> endpoints_ = std::make_shared<Endpoints>();
-  std::mutex mutex_;  // active_ and backlog_
-  std::unordered_set<std::shared_ptr<Transfer>> active_;
-  std::deque<Pending> backlog_;
+  Channel* channel_ = nullptr;
+  RailPolicy policy_;
+  NumaDistances numa_;
+  Notices notices_;
+
+  std::mutex mutex_;  // what follows
+  Transfer* active_ = nullptr;
+  std::set<std::pair<uint64_t, Peer*>> ready_;  // peers with work and room, the most urgent first
+  std::vector<Peer*> stalled_;                  // a driver's own queue was full
+  std::deque<std::unique_ptr<Slice[]>> slabs_;
+  Slice* free_ = nullptr;
+  std::set<std::pair<uint64_t, Transfer*>> deadlines_;
+  std::vector<std::weak_ptr<Peer>> peers_;
+  std::vector<std::shared_ptr<Transfer>> graveyard_;  // ended by close() while threads may still look at them
+  uint64_t picks_ = 0;
+
+  std::atomic<size_t> queued_{0};  // peers in `ready_`
+  std::atomic<uint64_t> cancels_{0};
+  std::atomic<uint64_t> next_retry_ns_{~uint64_t{0}};
   std::atomic<bool> closing_{false};
   std::once_flag closed_;
+
+  // Who polls: at most one waiting thread leads; the progress thread does when none does.
+  std::atomic<bool> led_{false};
+  std::atomic<uint32_t> followers_{0};
+  std::atomic<bool> attended_{false};  // completions must wake the progress thread
+  std::atomic<bool> asleep_{false};    // the progress thread watches nothing but `wake_fd_`
+  std::atomic<uint64_t> spin_ns_{50'000};  // how long to poll before sleeping, learnt from small transfers
   int wake_fd_ = -1;
-  int epoll_fd_ = -1;
+  int leader_fd_ = -1;
+  int epoll_fd_ = -1;         // wake_fd_ and the endpoints
+  int leader_epoll_fd_ = -1;  // leader_fd_ and the endpoints
   std::thread progress_;
   const pid_t owner_ = getpid();
 };

@@ -26,6 +26,7 @@ enum class Code {
   kRegionBusy,
   kRegionClosed,
   kNoRoute,
+  kIntegrity,
 };
 
 struct Status {

@@ -7,29 +7,61 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 namespace mooncake {
 
 namespace {
 
-void signal_and_close(int fd) {
-  // The counter of an eventfd cannot overflow here; a reader that is gone is no concern of the transfer.
-  [[maybe_unused]] int ignored = eventfd_write(fd, 1);
-  close(fd);
-}
+// The counter of an eventfd cannot overflow here; a reader that is gone is no concern of the transfer.
+void signal(int fd) { [[maybe_unused]] int ignored = eventfd_write(fd, 1); }
 
 }  // namespace
+
+Transfer::Transfer(mc_opcode opcode, Plan plan, std::shared_ptr<Region> local,
+                   std::shared_ptr<RemoteRegion> remote, uint64_t rails)
+    : opcode(opcode),
+      plan(std::move(plan)),
+      local(std::move(local)),
+      remote(std::move(remote)),
+      rails(rails),
+      bytes_on_rail_(this->remote->peer()->rails().size()) {}
 
 Transfer::~Transfer() {
   for (int fd : signals_) close(fd);
 }
 
+std::string Transfer::label() const {
+  return (opcode == MC_WRITE ? "write to " : "read from ") + remote->label();
+}
+
+bool Transfer::begin(const PostOptions& post) {
+  State was = state();
+  if (was == State::kRunning || !state_.compare_exchange_strong(was, State::kRunning)) return false;
+  if (was == State::kDone) {
+    std::lock_guard lock(mutex_);
+    result_ = {};
+    failed_ = false;
+    attempts_.clear();
+    bytes_done_ = 0;
+    for (auto& bytes : bytes_on_rail_) bytes = 0;
+  }
+  cancelled = false;
+  options = post;
+  cursor.reset(plan);
+  started_ns_ = now_ns();
+  return true;
+}
+
 bool Transfer::wait_until(uint64_t deadline_ns) {
-  if (done()) return true;
+  if (state() != State::kRunning) return true;
   using Clock = std::chrono::steady_clock;  // CLOCK_MONOTONIC on Linux, the clock of now_ns()
   std::unique_lock lock(mutex_);
-  return finished_.wait_until(lock, Clock::time_point(std::chrono::nanoseconds(deadline_ns)),
-                              [&] { return done(); });
+  watchers_.fetch_add(1);
+  bool ended = finished_.wait_until(lock, Clock::time_point(std::chrono::nanoseconds(deadline_ns)),
+                                    [&] { return state_.load() != State::kRunning; });
+  watchers_.fetch_sub(1);
+  return ended;
 }
 
 Status Transfer::result() const {
@@ -38,8 +70,8 @@ Status Transfer::result() const {
 }
 
 double Transfer::seconds() const {
-  std::lock_guard lock(mutex_);
-  return static_cast<double>((done() ? finished_ns_ : now_ns()) - started_ns_) * 1e-9;
+  if (state() == State::kPrepared) return 0;
+  return static_cast<double>((done() ? finished_ns_.load() : now_ns()) - started_ns_) * 1e-9;
 }
 
 Status Transfer::signal_when_done(int fd) {
@@ -47,17 +79,46 @@ Status Transfer::signal_when_done(int fd) {
   if (copy < 0)
     return Status::error(Code::kIo, std::string("cannot duplicate the event descriptor: ") + strerror(errno));
   std::lock_guard lock(mutex_);
-  if (done()) {
-    signal_and_close(copy);
-  } else {
-    signals_.push_back(copy);
-  }
+  watchers_.fetch_add(1);  // before the look at the state: complete() looks at the watchers after it
+  signals_.push_back(copy);
+  if (state_.load() == State::kRunning) return {};
+  watchers_.fetch_sub(1);
+  signals_.pop_back();
+  signal(copy);
+  close(copy);
   return {};
+}
+
+bool Transfer::wake(int fd) {
+  std::lock_guard lock(mutex_);
+  watchers_.fetch_add(1);
+  if (state_.load() == State::kRunning) {
+    wakes_.push_back(fd);
+    return true;
+  }
+  watchers_.fetch_sub(1);
+  return false;
+}
+
+void Transfer::unwake(int fd) {
+  std::lock_guard lock(mutex_);
+  auto found = std::find(wakes_.begin(), wakes_.end(), fd);
+  if (found == wakes_.end()) return;
+  wakes_.erase(found);
+  watchers_.fetch_sub(1);
 }
 
 void Transfer::note_failure(const Status& status) {
   std::lock_guard lock(mutex_);
   if (result_.ok()) result_ = status;
+  failed_ = true;
+}
+
+void Transfer::forgive() {
+  if (ok()) return;
+  std::lock_guard lock(mutex_);
+  failed_ = false;
+  result_ = {};
 }
 
 void Transfer::note_attempt(const std::string& reason) {
@@ -72,18 +133,20 @@ std::string Transfer::attempts() const {
   return joined;
 }
 
-bool Transfer::finish_ops(uint64_t count) { return remaining_.fetch_sub(count) == count; }
-
 void Transfer::complete() {
-  std::vector<int> signals;
-  {
-    std::lock_guard lock(mutex_);
-    finished_ns_ = now_ns();
-    done_.store(true, std::memory_order_release);
-    signals.swap(signals_);
-    finished_.notify_all();
+  finished_ns_.store(now_ns(), std::memory_order_relaxed);
+  state_.store(State::kDone);  // sequentially consistent, as the watchers' counting: one sees the other
+  if (watchers_.load() == 0) return;
+  std::lock_guard lock(mutex_);
+  for (int fd : signals_) {
+    signal(fd);
+    close(fd);
   }
-  for (int fd : signals) signal_and_close(fd);
+  for (int fd : wakes_) signal(fd);
+  watchers_.fetch_sub(static_cast<uint32_t>(signals_.size() + wakes_.size()));
+  signals_.clear();
+  wakes_.clear();
+  finished_.notify_all();
 }
 
 }  // namespace mooncake

@@ -1,71 +1,104 @@
-// A batch of reads or writes in flight.
+// A batch of reads or writes: prepared once, posted any number of times, one run at a time.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "region.hpp"
+#include "peer.hpp"
+#include "plan.hpp"
 
 namespace mooncake {
 
-class Transfer;
-
-// What the engine remembers of one operation; its address is the operation's cookie.
-struct OpState {
-  Transfer* owner = nullptr;
-  uint32_t index = 0;
-  uint32_t rail = 0;   // index into the remote region's rails
-  uint32_t tried = 0;  // bit per rail
+struct PostOptions {
+  Priority priority = Priority::kNormal;
+  uint64_t deadline_ns = 0;  // 0: none; then the run is ended with kTimeout
+  void* stream = nullptr;    // device stream to follow
+  // Called once every byte is at its place, before the transfer counts as done; a failure becomes its result.
+  std::function<Status()> on_moved;
+  bool held = false;  // not done until release(): someone checks what was moved
 };
 
 class Transfer : public std::enable_shared_from_this<Transfer> {
  public:
-  Transfer(std::shared_ptr<Region> local, std::shared_ptr<RemoteRegion> remote, size_t endpoints)
-      : local(std::move(local)), remote(std::move(remote)), bytes_by_endpoint(endpoints) {}
+  enum class State : uint8_t { kPrepared, kRunning, kDone };
+
+  Transfer(mc_opcode opcode, Plan plan, std::shared_ptr<Region> local, std::shared_ptr<RemoteRegion> remote,
+           uint64_t rails);
   ~Transfer();
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
-  // Waits until the deadline; false when the transfer is still running then.
+  const mc_opcode opcode;
+  const Plan plan;
+  const std::shared_ptr<Region> local;
+  const std::shared_ptr<RemoteRegion> remote;
+  const uint64_t rails;  // that both regions and the alignment of the blocks allow, a bit each
+
+  State state() const { return state_.load(std::memory_order_acquire); }
+  bool done() const { return state() == State::kDone; }
+  // Waits until the deadline; false when it is still running then.
   bool wait_until(uint64_t deadline_ns);
-  bool done() const { return done_.load(std::memory_order_acquire); }
+  bool ok() const { return !failed_.load(std::memory_order_acquire); }
   Status result() const;
   double seconds() const;
+  uint64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }
+  uint64_t bytes_on_rail(size_t rail) const { return bytes_on_rail_[rail].load(std::memory_order_relaxed); }
+  // "write to region 'kv' of host:port"
+  std::string label() const;
   // Makes the eventfd `fd` readable once the transfer is done. The descriptor is duplicated.
   Status signal_when_done(int fd);
 
-  // For the engine.
+  // ---- for the engine
+
+  // Starts a run; false when one is running.
+  bool begin(const PostOptions& options);
+  void unbegin() { state_.store(State::kPrepared); }
   void note_failure(const Status& status);  // the first one is the result
+  void forgive();                           // there is no failure after all
   void note_attempt(const std::string& reason);
   std::string attempts() const;
-  bool finish_ops(uint64_t count);  // true when these were the last ones
+  void moved(size_t rail, uint64_t bytes) {
+    bytes_done_.fetch_add(bytes, std::memory_order_relaxed);
+    bytes_on_rail_[rail].fetch_add(bytes, std::memory_order_relaxed);
+  }
+  // Ends the run and wakes who waits.
   void complete();
+  // As signal_when_done for a descriptor that outlives the run; false when it is done already.
+  bool wake(int fd);
+  void unwake(int fd);
 
-  std::shared_ptr<Region> local;
-  std::shared_ptr<RemoteRegion> remote;
-  std::vector<mc_op> ops;
-  std::vector<OpState> states;
-  std::vector<std::atomic<uint64_t>> bytes_by_endpoint;
-  uint64_t total_bytes = 0;
-  std::atomic<uint64_t> bytes_done{0};
-  std::atomic<bool> cancelled{false};
+  std::atomic<bool> cancelled{false};  // nothing more of it goes to a driver
+
+  // Guarded by the engine's mutex.
+  PostOptions options;
+  Cursor cursor;
+  bool cutting = false;  // the cursor is not at its end: counts as one of `live`
+  uint64_t live = 0;
+  Slice* slices = nullptr;
+  std::shared_ptr<Transfer> self;  // while it runs
+  Transfer* previous_active = nullptr;
+  Transfer* next_active = nullptr;
+  bool active = false;
 
  private:
-  std::atomic<uint64_t> remaining_{0};
-  std::atomic<bool> done_{false};
-  uint64_t started_ns_ = now_ns();
-  uint64_t finished_ns_ = 0;
-  mutable std::mutex mutex_;
+  std::atomic<State> state_{State::kPrepared};
+  std::atomic<bool> failed_{false};
+  std::atomic<uint32_t> watchers_{0};  // threads in wait_until, and descriptors
+  std::atomic<uint64_t> bytes_done_{0};
+  std::vector<std::atomic<uint64_t>> bytes_on_rail_;
+  uint64_t started_ns_ = 0;
+  std::atomic<uint64_t> finished_ns_{0};
+  mutable std::mutex mutex_;  // what follows
   std::condition_variable finished_;
   Status result_;
   std::vector<std::string> attempts_;
-  std::vector<int> signals_;
-
-  friend class Engine;
+  std::vector<int> signals_;  // owned
+  std::vector<int> wakes_;    // not owned
 };
 
 }  // namespace mooncake

@@ -1,0 +1,246 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+
+#include "bind.hpp"
+#include "channel.hpp"
+#include "engine.hpp"
+
+namespace nb = nanobind;
+
+namespace mooncake {
+
+namespace {
+
+using Blocks = nb::ndarray<const uint64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
+using Index = nb::ndarray<const uint64_t, nb::shape<-1>, nb::c_contig, nb::device::cpu>;
+static_assert(sizeof(Block) == 3 * sizeof(uint64_t), "a row of the array is a Block");
+
+constexpr double kCancelGraceS = 5.0;
+constexpr uint64_t kBriefBytes = 16u << 10;  // not worth letting go of the GIL
+
+// What a Python Transfer holds. The transfer itself lives on by itself while it runs.
+struct Handle {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<Transfer> transfer;
+  double timeout_s;
+};
+
+Plan::Bounds bounds_of(const Region& local, const RemoteRegion& remote) {
+  return {local.length, remote.length(), "local region '" + local.name + "'", remote.label()};
+}
+
+void init(Handle* self, std::shared_ptr<Engine> engine, bool write, std::shared_ptr<Region> local,
+          std::shared_ptr<RemoteRegion> remote, double timeout_s, Plan plan) {
+  std::shared_ptr<Transfer> transfer;
+  check(engine->prepare(write ? MC_WRITE : MC_READ, std::move(local), std::move(remote), std::move(plan),
+                        &transfer));
+  new (self) Handle{std::move(engine), std::move(transfer), timeout_s};
+}
+
+void init_blocks(Handle* self, std::shared_ptr<Engine> engine, bool write, std::shared_ptr<Region> local,
+                 std::shared_ptr<RemoteRegion> remote, double timeout_s, const Blocks& blocks) {
+  Plan plan;
+  Status status;
+  {
+    const Block* rows = reinterpret_cast<const Block*>(blocks.data());
+    size_t count = blocks.shape(0);
+    auto bounds = bounds_of(*local, *remote);
+    if (count < 256) {
+      status = Plan::of_blocks(rows, count, bounds, &plan);
+    } else {
+      nb::gil_scoped_release release;
+      status = Plan::of_blocks(rows, count, bounds, &plan);
+    }
+  }
+  check(status);
+  init(self, std::move(engine), write, std::move(local), std::move(remote), timeout_s, std::move(plan));
+}
+
+Grid::Side side_of(uint64_t base, uint64_t stride, uint64_t outer_stride, const Index& index) {
+  return {base, stride, outer_stride, std::vector<uint64_t>(index.data(), index.data() + index.shape(0))};
+}
+
+void init_grid(Handle* self, std::shared_ptr<Engine> engine, bool write, std::shared_ptr<Region> local,
+               std::shared_ptr<RemoteRegion> remote, double timeout_s, uint64_t length, uint64_t outer,
+               uint64_t local_base, uint64_t local_stride, uint64_t local_outer_stride,
+               const Index& local_index, uint64_t remote_base, uint64_t remote_stride,
+               uint64_t remote_outer_stride, const Index& remote_index) {
+  Plan plan;
+  check(Plan::of_grid({side_of(local_base, local_stride, local_outer_stride, local_index),
+                       side_of(remote_base, remote_stride, remote_outer_stride, remote_index), length, outer},
+                      bounds_of(*local, *remote), &plan));
+  init(self, std::move(engine), write, std::move(local), std::move(remote), timeout_s, std::move(plan));
+}
+
+Priority priority_of(const std::string& name) {
+  if (name == "normal") return Priority::kNormal;
+  if (name == "high") return Priority::kHigh;
+  if (name == "low") return Priority::kLow;
+  raise(Status::error(Code::kInvalid, "priority is '" + name + "'; it must be 'high', 'normal' or 'low'"));
+}
+
+std::function<Status()> notification(const Handle& self, const nb::tuple& notify) {
+  if (notify.size() != 2)
+    raise(Status::error(Code::kInvalid, "notify must be a pair: the peer's method and the payload"));
+  Channel* channel = self.engine->channel();
+  std::shared_ptr<Peer> peer = self.transfer->remote->peer();
+  return [channel, peer = std::move(peer), method = nb::cast<std::string>(notify[0]),
+          payload = to_string(nb::cast<nb::bytes>(notify[1]))] {
+    Status status = channel->notify(peer->channel_connection(), method, payload);
+    if (!status.ok())
+      status.reason = "every byte has moved, but " + peer->label() + " was not notified: " + status.reason;
+    return status;
+  };
+}
+
+nb::object post(nb::handle_t<Handle> object, const std::optional<std::string>& priority,
+                std::optional<double> deadline_s, const std::optional<nb::tuple>& notify, uint64_t stream,
+                bool held) {
+  Handle& self = nb::cast<Handle&>(object);
+  PostOptions options;
+  if (priority) options.priority = priority_of(*priority);
+  if (deadline_s) options.deadline_ns = deadline_after(*deadline_s);
+  if (notify) options.on_moved = notification(self, *notify);
+  options.stream = reinterpret_cast<void*>(stream);
+  options.held = held;
+  Status status;
+  if (self.transfer->plan.bytes() <= kBriefBytes) {
+    status = self.engine->post(self.transfer, options);
+  } else {
+    nb::gil_scoped_release release;
+    status = self.engine->post(self.transfer, options);
+  }
+  check(status);
+  return nb::borrow(object);
+}
+
+// Cancels a transfer whose time is up; false when even then a driver does not let go of the memory.
+bool give_up(Handle& self, double timeout_s) {
+  Transfer& t = *self.transfer;
+  char limit[32];
+  snprintf(limit, sizeof(limit), "%g", timeout_s);
+  Status late = Status::error(
+      Code::kTimeout, t.label() + " did not finish within " + limit + " s: " + self.engine->explain(t));
+  return wait_interruptibly(kCancelGraceS, [&](uint64_t deadline) {
+    // Again each time: an operation may just have moved to another driver.
+    self.engine->cancel(t, late);
+    return self.engine->wait(t, deadline);
+  });
+}
+
+void wait(Handle& self, std::optional<double> timeout_s) {
+  Transfer& t = *self.transfer;
+  if (t.state() == Transfer::State::kPrepared)
+    raise(Status::error(Code::kInvalid, t.label() + " was prepared and never posted; call post() first"));
+  if (!t.done()) {
+    double limit = timeout_s.value_or(self.timeout_s);
+    bool ended = wait_interruptibly(limit, [&](uint64_t deadline) { return self.engine->wait(t, deadline); });
+    if (!ended && !give_up(self, limit)) {
+      raise(Status::error(Code::kTimeout, t.label() + " cannot be ended: a driver still uses its memory (" +
+                                              self.engine->explain(t) + "); keep the memory and wait again"));
+    }
+  }
+  if (!t.ok()) raise(t.result());
+}
+
+const char* state_of(const Handle& self) {
+  switch (self.transfer->state()) {
+    case Transfer::State::kPrepared:
+      return "prepared";
+    case Transfer::State::kRunning:
+      return "running";
+    default:
+      return self.transfer->ok() ? "done" : "failed";
+  }
+}
+
+bool done(Handle& self) {
+  if (self.transfer->done()) return true;
+  self.engine->progress();
+  return self.transfer->done();
+}
+
+void cancel(Handle& self) {
+  Transfer& t = *self.transfer;
+  self.engine->cancel(t, Status::error(Code::kCancelled, t.label() + " was cancelled"));
+}
+
+nb::dict bytes_by_driver(const Handle& self) {
+  nb::dict result;
+  const auto& rails = self.transfer->remote->peer()->rails();
+  for (size_t r = 0; r < rails.size(); ++r) {
+    uint64_t bytes = self.transfer->bytes_on_rail(r);
+    if (bytes == 0) continue;
+    nb::str name(self.engine->endpoints()[rails[r]->endpoint]->name().c_str());
+    uint64_t before = result.contains(name) ? nb::cast<uint64_t>(result[name]) : 0;
+    result[name] = before + bytes;
+  }
+  return result;
+}
+
+nb::dict bytes_by_rail(const Handle& self) {
+  nb::dict result;
+  const auto& rails = self.transfer->remote->peer()->rails();
+  for (size_t r = 0; r < rails.size(); ++r) {
+    if (uint64_t bytes = self.transfer->bytes_on_rail(r)) result[rails[r]->label.c_str()] = bytes;
+  }
+  return result;
+}
+
+// Copies the plan's blocks, from `begin`, into an N x 3 array; returns how many there were.
+size_t blocks_into(const Handle& self, size_t begin,
+                   nb::ndarray<uint64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu> out) {
+  const Plan& plan = self.transfer->plan;
+  size_t count = begin < plan.size() ? std::min(plan.size() - begin, out.shape(0)) : 0;
+  Block* rows = reinterpret_cast<Block*>(out.data());
+  for (size_t i = 0; i < count; ++i) rows[i] = plan.at(begin + i);
+  return count;
+}
+
+void signal_when_done(Handle& self, int fd) {
+  check(self.transfer->signal_when_done(fd));
+  self.engine->attend();
+}
+
+}  // namespace
+
+void bind_transfer(nb::module_& m) {
+  nb::class_<Handle>(m, "Transfer", "A batch of operations: prepared once, posted any number of times.")
+      .def("__init__", &init_blocks, nb::arg("engine"), nb::arg("write"), nb::arg("local"), nb::arg("remote"),
+           nb::arg("timeout_s"), nb::arg("blocks"))
+      .def("__init__", &init_grid, nb::arg("engine"), nb::arg("write"), nb::arg("local"), nb::arg("remote"),
+           nb::arg("timeout_s"), nb::arg("length"), nb::arg("outer"), nb::arg("local_base"),
+           nb::arg("local_stride"), nb::arg("local_outer_stride"), nb::arg("local_index"),
+           nb::arg("remote_base"), nb::arg("remote_stride"), nb::arg("remote_outer_stride"),
+           nb::arg("remote_index"))
+      .def("_post", &post, nb::kw_only(), nb::arg("priority") = nb::none(), nb::arg("deadline_s") = nb::none(),
+           nb::arg("notify") = nb::none(), nb::arg("stream") = 0, nb::arg("held") = false)
+      .def("wait", &wait, nb::arg("timeout_s") = nb::none())
+      .def("done", &done)
+      .def("cancel", &cancel, nb::call_guard<nb::gil_scoped_release>())
+      .def("signal_when_done", &signal_when_done, nb::arg("event_fd"))
+      .def(
+          "release",
+          [](Handle& self, nb::bytes failure) {
+            Status status;
+            if (failure.size() != 0) status = Status::error(Code::kIntegrity, to_string(failure));
+            self.engine->release(*self.transfer, status);
+          },
+          nb::arg("failure"))
+      .def("blocks_into", &blocks_into, nb::arg("begin"), nb::arg("out"))
+      .def_prop_ro("token", [](const Handle& self) { return reinterpret_cast<uint64_t>(self.transfer.get()); })
+      .def_prop_ro("state", &state_of)
+      .def_prop_ro("blocks", [](const Handle& self) { return self.transfer->plan.size(); })
+      .def_prop_ro("nbytes", [](const Handle& self) { return self.transfer->plan.bytes(); })
+      .def_prop_ro("bytes_done", [](const Handle& self) { return self.transfer->bytes_done(); })
+      .def_prop_ro("seconds", [](const Handle& self) { return self.transfer->seconds(); })
+      .def_prop_ro("failure", [](const Handle& self) { return self.transfer->result().reason; })
+      .def("bytes_by_driver", &bytes_by_driver, nb::sig("def bytes_by_driver(self) -> dict[str, int]"))
+      .def("bytes_by_rail", &bytes_by_rail, nb::sig("def bytes_by_rail(self) -> dict[str, int]"));
+}
+
+}  // namespace mooncake

@@ -1,0 +1,656 @@
+// From queues to drivers and back: cutting, choosing rails, completions, failures.
+#include <algorithm>
+#include <utility>
+
+#include "engine.hpp"
+
+namespace mooncake {
+
+namespace {
+
+constexpr size_t kSlab = 256;               // slices allocated at once
+constexpr size_t kQuantum = 16;             // slices of one transfer before the next one's turn
+constexpr uint64_t kProbeBytes = 64u << 10; // a slow rail shall not hold up a transfer by much
+constexpr uint64_t kRetryDelayNs = 20'000'000;
+constexpr uint64_t kStallNs = 1'000'000;
+
+bool may_go_elsewhere(Code code) {
+  return code == Code::kUnreachable || code == Code::kUnsupported || code == Code::kIo ||
+         code == Code::kNoMemory || code == Code::kClosed;
+}
+
+constexpr uint64_t bit(size_t rail) { return uint64_t{1} << rail; }
+
+}  // namespace
+
+// ---- posting
+
+Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions& options) {
+  Transfer& t = *transfer;
+  if (!t.begin(options)) {
+    return Status::error(Code::kInvalid, t.label() + " is running already; wait for it, or prepare another");
+  }
+  if (!t.local->enter()) {
+    t.unbegin();
+    return Status::error(Code::kRegionClosed, "local region '" + t.local->name + "' is closed");
+  }
+  Batch batch;
+  std::vector<std::shared_ptr<Transfer>> ended;
+  bool whole;  // all of it is with drivers
+  {
+    std::lock_guard lock(mutex_);
+    if (closing_) {
+      t.local->leave();
+      t.unbegin();
+      return Status::error(Code::kClosed, "the engine is closed");
+    }
+    t.self = transfer;
+    t.active = true;
+    t.previous_active = nullptr;
+    t.next_active = active_;
+    if (active_ != nullptr) active_->previous_active = &t;
+    active_ = &t;
+    if (options.deadline_ns != 0) deadlines_.emplace(options.deadline_ns, &t);
+    t.cutting = true;
+    t.live = 1;
+    Peer& peer = *t.remote->peer();
+    if (t.cursor.exhausted(t.plan)) {
+      drop_rest(t);
+      if (t.options.held || unlink(t)) ended.push_back(transfer);
+    } else {
+      Cut cut = peer.queue.empty() ? cut_into(t, batch, kBatch) : Cut::kQuantum;
+      if (t.cutting) {
+        enqueue(transfer);
+        if (cut == Cut::kFull) {
+          unready(peer);
+          peer.queue.blocked = true;
+        }
+      } else if (t.live == 0 && unlink(t)) {
+        ended.push_back(transfer);
+      }
+      if (!peer.queue.retries.empty()) make_ready(peer);
+    }
+    whole = !t.cutting;
+  }
+  for (const auto& done : ended) end(*done);
+  if (batch.count != 0) submit(batch);
+  progress();
+  if (t.state() != Transfer::State::kRunning) return {};
+  // Small things are left to whoever waits for them; the rest must not depend on anybody's waiting.
+  bool unattended =
+      whole && t.plan.bytes() < kSpinBytes && !options.on_moved && !options.held && options.deadline_ns == 0;
+  if (!unattended) {
+    attend();
+  } else if (asleep_) {
+    kick();
+  }
+  return {};
+}
+
+void Engine::enqueue(std::shared_ptr<Transfer> transfer) {
+  Peer& peer = *transfer->remote->peer();
+  auto& queue = peer.queue.waiting[static_cast<size_t>(transfer->options.priority)];
+  queue.push_back({std::move(transfer), now_ns()});
+  make_ready(peer);
+}
+
+// The key of a peer is that of its most urgent transfer: when it began to wait, and one aging period per class
+// below the highest. So lower classes are served last, yet never wait for ever.
+void Engine::make_ready(Peer& peer) {
+  PeerQueue& queue = peer.queue;
+  if (queue.ready) unready(peer);
+  uint64_t key = queue.retries.empty() ? ~uint64_t{0} : 0;
+  bool any = !queue.retries.empty();
+  for (size_t priority = 0; priority < kPriorities; ++priority) {
+    if (queue.waiting[priority].empty()) continue;
+    any = true;
+    key = std::min(key, queue.waiting[priority].front().since_ns + priority * policy_.aging_ns);
+  }
+  if (!any) return;
+  queue.key = key;
+  queue.blocked = false;
+  queue.ready = true;
+  ready_.emplace(key, &peer);
+  queued_ = ready_.size();
+}
+
+void Engine::unready(Peer& peer) {
+  if (!peer.queue.ready) return;
+  ready_.erase({peer.queue.key, &peer});
+  peer.queue.ready = false;
+  queued_ = ready_.size();
+}
+
+void Engine::pump() {
+  while (queued_ != 0) {
+    Batch batch;
+    std::vector<std::shared_ptr<Transfer>> ended;
+    {
+      std::lock_guard lock(mutex_);
+      collect(batch, ended);
+    }
+    for (const auto& transfer : ended) end(*transfer);
+    if (batch.count == 0 && ended.empty()) return;
+    if (batch.count != 0) submit(batch);
+  }
+}
+
+void Engine::collect(Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended) {
+  while (!ready_.empty() && batch.count < kBatch) {
+    Peer& peer = *ready_.begin()->second;
+    unready(peer);
+    PeerQueue& queue = peer.queue;
+    Cut cut = retry_into(peer, batch, ended);
+    if (cut == Cut::kExhausted) {
+      // Only retries that are not due yet are left, or nothing.
+      std::deque<Waiting>* best = nullptr;
+      uint64_t best_key = ~uint64_t{0};
+      for (size_t priority = 0; priority < kPriorities; ++priority) {
+        auto& waiting = queue.waiting[priority];
+        while (!waiting.empty() && !waiting.front().transfer->cutting) waiting.pop_front();
+        if (waiting.empty()) continue;
+        uint64_t key = waiting.front().since_ns + priority * policy_.aging_ns;
+        if (best == nullptr || key < best_key) {
+          best = &waiting;
+          best_key = key;
+        }
+      }
+      if (best == nullptr) continue;
+      std::shared_ptr<Transfer> transfer = best->front().transfer;
+      cut = cut_into(*transfer, batch, kQuantum);
+      if (!transfer->cutting) {
+        best->pop_front();
+        if (transfer->live == 0 && unlink(*transfer)) ended.push_back(transfer);
+      } else if (cut == Cut::kQuantum) {
+        best->pop_front();
+        best->push_back({std::move(transfer), now_ns()});
+      }
+    }
+    if (cut == Cut::kFull) {
+      queue.blocked = true;
+    } else {
+      uint64_t now = queue.retries.empty() ? 0 : now_ns();
+      bool due = false;
+      for (const auto& waiting : queue.waiting) due |= !waiting.empty();
+      for (const Slice* slice : queue.retries) due |= slice->not_before_ns <= now;
+      if (due || cut == Cut::kOtherEndpoint) make_ready(peer);
+    }
+    if (cut == Cut::kOtherEndpoint) return;
+  }
+}
+
+Engine::Cut Engine::cut_into(Transfer& t, Batch& batch, size_t quantum) {
+  Peer& peer = *t.remote->peer();
+  while (!t.cursor.exhausted(t.plan)) {
+    if (t.cancelled) {
+      drop_rest(t);
+      return Cut::kFailed;
+    }
+    if (batch.count == kBatch) return Cut::kOtherEndpoint;
+    if (quantum-- == 0) return Cut::kQuantum;
+    size_t rail = 0;
+    bool probe = false;
+    Pick found = pick(t, 0, 1, now_ns(), &rail, &probe);
+    if (found == Pick::kFull) return Cut::kFull;
+    if (found == Pick::kNone) {
+      std::string said = t.attempts();
+      t.note_failure(Status::error(
+          Code::kNoRoute, "no driver does the " + t.label() + (said.empty() ? "" : ": " + said)));
+      t.cancelled = true;
+      drop_rest(t);
+      return Cut::kFailed;
+    }
+    const Rail& way = *peer.rails()[rail];
+    if (batch.count != 0 && (batch.endpoint != way.endpoint || batch.stream != t.options.stream))
+      return Cut::kOtherEndpoint;
+    uint64_t hard = 0;
+    uint64_t limit = slice_limit(t, way, probe, &hard);
+    Block block = t.cursor.cut(t.plan, limit, hard);
+    Slice& slice = *new_slice(t);
+    slice.op.opcode = t.opcode;
+    slice.op.local_offset = block.local_offset;
+    slice.op.remote_offset = block.remote_offset;
+    slice.op.length = block.length;
+    place(slice, rail, batch);
+  }
+  drop_rest(t);
+  return Cut::kExhausted;
+}
+
+Engine::Cut Engine::retry_into(Peer& peer, Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended) {
+  auto& retries = peer.queue.retries;
+  uint64_t now = retries.empty() ? 0 : now_ns();
+  for (size_t left = retries.size(); left > 0; --left) {
+    if (batch.count == kBatch) return Cut::kOtherEndpoint;
+    Slice& slice = *retries.front();
+    Transfer& t = *slice.transfer;
+    retries.pop_front();
+    size_t rail = 0;
+    bool probe = false;
+    Pick found = Pick::kNone;
+    if (!t.cancelled && !closing_) {
+      if (slice.not_before_ns > now) {
+        retries.push_back(&slice);
+        next_retry_ns_ = std::min(next_retry_ns_.load(), slice.not_before_ns);
+        continue;
+      }
+      found = pick(t, slice.tried, slice.op.length, now, &rail, &probe);
+      if (found == Pick::kFull) {
+        retries.push_front(&slice);
+        return Cut::kFull;
+      }
+    }
+    if (found == Pick::kNone) {
+      if (!t.cancelled) {
+        t.note_failure(Status::error(Code::kNoRoute, "no driver does the " + t.label() + ": " + t.attempts()));
+        t.cancelled = true;
+        drop_rest(t);
+      }
+      free_slice(slice);
+      if (--t.live == 0 && (t.options.held || unlink(t))) ended.push_back(t.shared_from_this());
+      continue;
+    }
+    const Rail& way = *peer.rails()[rail];
+    if (batch.count != 0 && (batch.endpoint != way.endpoint || batch.stream != t.options.stream)) {
+      retries.push_front(&slice);
+      return Cut::kOtherEndpoint;
+    }
+    place(slice, rail, batch);
+  }
+  return Cut::kExhausted;
+}
+
+// ---- choosing a rail
+
+Engine::Pick Engine::pick(const Transfer& t, uint64_t tried, uint64_t bytes, uint64_t now, size_t* rail,
+                          bool* probe) {
+  const auto& rails = t.remote->peer()->rails();
+  uint64_t usable = t.rails & t.remote->rails() & ~tried;
+  if (usable == 0) return Pick::kNone;
+  if ((usable & (usable - 1)) == 0) {
+    *rail = static_cast<size_t>(__builtin_ctzll(usable));
+    return rails[*rail]->room(bytes) ? Pick::kRail : Pick::kFull;
+  }
+  uint64_t resting = 0;
+  size_t first_up = 0;
+  uint64_t earliest = ~uint64_t{0};
+  for (uint64_t left = usable; left != 0;) {
+    // One tier after another: a slower driver is no help while a faster one works.
+    size_t lead = static_cast<size_t>(__builtin_ctzll(left));
+    uint64_t tier = 0;
+    for (size_t r = lead; r < rails.size() && rails[r]->tier == rails[lead]->tier; ++r) tier |= left & bit(r);
+    left &= ~tier;
+    for (uint64_t m = tier; m != 0; m &= m - 1) {
+      size_t r = static_cast<size_t>(__builtin_ctzll(m));
+      uint64_t until = rails[r]->paused_until_ns();
+      if (until <= now) continue;
+      resting |= bit(r);
+      if (until < earliest) {
+        earliest = until;
+        first_up = r;
+      }
+    }
+    if ((tier & ~resting) != 0) return best_of_tier(t, tier & ~resting, bytes, rail, probe);
+  }
+  // All are paused; the one whose pause ends first is the likeliest to work, and an answer is due now.
+  *rail = first_up;
+  return rails[first_up]->room(bytes) ? Pick::kRail : Pick::kFull;
+}
+
+Engine::Pick Engine::best_of_tier(const Transfer& t, uint64_t candidates, uint64_t bytes, size_t* rail,
+                                  bool* probe) {
+  const auto& rails = t.remote->peer()->rails();
+  if ((candidates & (candidates - 1)) == 0) {
+    *rail = static_cast<size_t>(__builtin_ctzll(candidates));
+    return rails[*rail]->room(bytes) ? Pick::kRail : Pick::kFull;
+  }
+  ++picks_;
+  *probe = policy_.probe_every != 0 && picks_ % policy_.probe_every == 0;
+  size_t turn = policy_.probe_every == 0
+                    ? 0
+                    : picks_ / policy_.probe_every % static_cast<size_t>(__builtin_popcountll(candidates));
+  double fastest = 0;
+  for (uint64_t m = candidates; m != 0; m &= m - 1)
+    fastest = std::max(fastest, rails[static_cast<size_t>(__builtin_ctzll(m))]->bandwidth());
+  double best_time = 0;
+  bool found = false;
+  for (uint64_t m = candidates; m != 0; m &= m - 1) {
+    size_t r = static_cast<size_t>(__builtin_ctzll(m));
+    const Rail& way = *rails[r];
+    if (*probe && turn-- == 0 && way.room(bytes)) {
+      *rail = r;
+      return Pick::kRail;
+    }
+    if (!way.room(bytes) || way.bandwidth() * policy_.slow_ratio < fastest) continue;
+    double distance = numa_.penalty((*endpoints_)[way.endpoint]->numa_node(), t.local->numa_node);
+    // Ties are broken by what is in flight in operations of any size; a nominal slice makes idle rails differ.
+    double time = way.predict(std::max(bytes, policy_.slice_bytes)) * distance;
+    if (!found || time < best_time) {
+      found = true;
+      best_time = time;
+      *rail = r;
+    }
+  }
+  *probe = false;
+  return found ? Pick::kRail : Pick::kFull;
+}
+
+uint64_t Engine::slice_limit(const Transfer& t, const Rail& way, bool probe, uint64_t* hard) const {
+  uint64_t max_op = (*endpoints_)[way.endpoint]->caps().max_op_bytes;
+  // A slice may have to go elsewhere, so it must suit every rail it could take.
+  const auto& rails = t.remote->peer()->rails();
+  uint64_t mates = 0;
+  for (uint64_t m = t.rails; m != 0; m &= m - 1) {
+    const Rail& other = *rails[static_cast<size_t>(__builtin_ctzll(m))];
+    uint64_t limit = (*endpoints_)[other.endpoint]->caps().max_op_bytes;
+    if (limit != 0) max_op = max_op == 0 ? limit : std::min(max_op, limit);
+    mates += other.tier == way.tier;
+  }
+  // Alone, a rail gets pieces large enough to be no burden and small enough to share it fairly.
+  uint64_t limit = mates > 1 ? policy_.slice_bytes : std::max(policy_.slice_bytes, way.max_bytes() / 4);
+  if (probe) limit = std::min(limit, kProbeBytes);
+  *hard = max_op == 0 ? ~uint64_t{0} : max_op;
+  return std::min(limit, *hard);
+}
+
+// ---- slices
+
+Slice* Engine::new_slice(Transfer& t) {
+  if (free_ == nullptr) {
+    slabs_.push_back(std::make_unique<Slice[]>(kSlab));
+    for (size_t i = 0; i < kSlab; ++i) {
+      slabs_.back()[i].next = free_;
+      free_ = &slabs_.back()[i];
+    }
+  }
+  Slice* slice = std::exchange(free_, free_->next);
+  slice->transfer = &t;
+  slice->attempts = 0;
+  slice->tried = 0;
+  slice->not_before_ns = 0;
+  slice->op.cookie = reinterpret_cast<uint64_t>(slice);
+  slice->previous = nullptr;
+  slice->next = t.slices;
+  if (t.slices != nullptr) t.slices->previous = slice;
+  t.slices = slice;
+  ++t.live;
+  return slice;
+}
+
+void Engine::free_slice(Slice& slice) {
+  Transfer& t = *slice.transfer;
+  (slice.previous != nullptr ? slice.previous->next : t.slices) = slice.next;
+  if (slice.next != nullptr) slice.next->previous = slice.previous;
+  slice.transfer = nullptr;
+  slice.with_driver = false;
+  slice.next = free_;
+  free_ = &slice;
+}
+
+bool Engine::place(Slice& slice, size_t rail, Batch& batch) {
+  Transfer& t = *slice.transfer;
+  Peer& peer = *t.remote->peer();
+  Rail& way = *peer.rails()[rail];
+  slice.rail = static_cast<uint32_t>(rail);
+  slice.tried |= bit(rail);
+  slice.submitted_ns = now_ns();
+  Status status = t.remote->handle(rail, &slice.op.connection, &slice.op.remote);
+  if (!status.ok()) {
+    t.note_attempt(status.reason);
+    way.failed(slice.submitted_ns, status.reason, policy_);
+    if (status.code == Code::kUnsupported) t.remote->rule_out(rail);
+    peer.queue.retries.push_back(&slice);
+    return false;
+  }
+  slice.op.local = t.local->handles[way.endpoint];
+  slice.queued = way.begin(slice.op.length);
+  slice.with_driver = true;
+  batch.endpoint = way.endpoint;
+  batch.stream = t.options.stream;
+  batch.ops[batch.count] = slice.op;
+  batch.slices[batch.count++] = &slice;
+  return true;
+}
+
+void Engine::submit(Batch& batch) {
+  Endpoint& endpoint = *(*endpoints_)[batch.endpoint];
+  uint64_t cancels = cancels_;
+  size_t begin = 0;
+  while (begin < batch.count) {
+    size_t accepted = 0;
+    Status status = endpoint.submit(batch.ops + begin, batch.count - begin, &accepted, batch.stream);
+    begin += accepted;
+    if (begin == batch.count) break;
+    if (!status.ok()) {
+      // The driver refuses this operation, not those behind it.
+      Slice& slice = *batch.slices[begin++];
+      Peer& peer = *slice.transfer->remote->peer();
+      peer.rails()[slice.rail]->end(slice.op.length);
+      Slice* ended = &slice;
+      if (!on_failure(slice, std::move(status))) settle(&ended, 1);
+      continue;
+    }
+    // Its queue is full. The rest comes first when it has room again.
+    std::lock_guard lock(mutex_);
+    for (size_t i = batch.count; i > begin; --i) {
+      Slice& slice = *batch.slices[i - 1];
+      Peer& peer = *slice.transfer->remote->peer();
+      peer.rails()[slice.rail]->end(slice.op.length);
+      slice.with_driver = false;
+      slice.tried &= ~bit(slice.rail);
+      peer.queue.retries.push_front(&slice);
+      unready(peer);
+      if (std::find(stalled_.begin(), stalled_.end(), &peer) == stalled_.end()) stalled_.push_back(&peer);
+    }
+    // Completions bring them back; the clock does when the driver had another reason than its own operations.
+    next_retry_ns_ = std::min(next_retry_ns_.load(), now_ns() + kStallNs);
+    break;
+  }
+  if (cancels == cancels_) return;
+  // A cancel() meanwhile may have asked the driver before it had the operations.
+  std::lock_guard lock(mutex_);
+  for (Transfer* t = active_; t != nullptr; t = t->next_active) {
+    if (t->cancelled) cancel_slices(*t);
+  }
+}
+
+// ---- completions
+
+void Engine::on_completions(const mc_completion* completions, size_t count) {
+  uint64_t now = now_ns();
+  Slice* ended[kBatch];
+  size_t n = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const mc_completion& completion = completions[i];
+    Slice& slice = *reinterpret_cast<Slice*>(completion.cookie);
+    Transfer& t = *slice.transfer;
+    Rail& way = *t.remote->peer()->rails()[slice.rail];
+    way.end(slice.op.length);
+    if (completion.status == MC_OK) {
+      t.moved(slice.rail, slice.op.length);
+      uint64_t elapsed = now > slice.submitted_ns ? now - slice.submitted_ns : 0;
+      if (way.succeeded(slice.op.length, slice.queued, elapsed))
+        notices_.push({Notice::Kind::kRailRecovered, t.remote->peer()->label(), way.label, {}, {}, nullptr});
+      ended[n++] = &slice;
+    } else if (!on_failure(slice, Status::error(code_of(completion.status), completion.reason))) {
+      ended[n++] = &slice;
+    }
+    if (n == kBatch) {
+      settle(ended, n);
+      n = 0;
+    }
+  }
+  settle(ended, n);
+}
+
+void Engine::settle(Slice* const* slices, size_t count) {
+  Transfer* ended[kBatch];
+  size_t n = 0;
+  {
+    std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < count; ++i) {
+      Transfer& t = *slices[i]->transfer;
+      free_slice(*slices[i]);
+      Peer& peer = *t.remote->peer();
+      if (peer.queue.blocked) make_ready(peer);
+      if (--t.live == 0 && (t.options.held ? t.active : unlink(t))) ended[n++] = &t;
+    }
+    for (Peer* peer : stalled_) make_ready(*peer);
+    stalled_.clear();
+  }
+  for (size_t i = 0; i < n; ++i) end(*ended[i]);
+}
+
+bool Engine::on_failure(Slice& slice, Status status) {
+  Transfer& t = *slice.transfer;
+  Peer& peer = *t.remote->peer();
+  Rail& way = *peer.rails()[slice.rail];
+  std::string reason = way.label + ": " + status.reason;
+  if (!may_go_elsewhere(status.code) || t.cancelled || closing_) {
+    status.reason = t.label() + " failed over " + reason;
+  } else {
+    t.note_attempt(reason);
+    bool opened = false;
+    if (status.code == Code::kUnsupported) {
+      t.remote->rule_out(slice.rail);
+    } else {
+      opened = way.failed(slice.submitted_ns, status.reason, policy_);
+    }
+    if (way.tell(status.reason)) {
+      notices_.push({opened ? Notice::Kind::kBreakerOpened : Notice::Kind::kRailFailed, peer.label(), way.label,
+                     t.remote->name(), status.reason, nullptr});
+    }
+    std::lock_guard lock(mutex_);
+    slice.with_driver = false;
+    if (reroute(slice, status.code)) {
+      way.retried();
+      return true;
+    }
+    Code code = status.code == Code::kUnsupported ? Code::kNoRoute : status.code;
+    status = Status::error(code, t.label() + " failed: " + t.attempts());
+  }
+  t.note_failure(status);
+  t.cancelled = true;  // the rest would be work for nothing
+  std::lock_guard lock(mutex_);
+  slice.with_driver = false;
+  drop_rest(t);
+  cancel_slices(t);
+  return false;
+}
+
+bool Engine::reroute(Slice& slice, Code code) {
+  Transfer& t = *slice.transfer;
+  Peer& peer = *t.remote->peer();
+  if ((t.rails & t.remote->rails() & ~slice.tried) == 0) {
+    // A connection that was lost may stand again in a moment; a driver that cannot do it never can.
+    if (code == Code::kUnsupported || slice.attempts + 1 >= policy_.attempts) return false;
+    if ((t.rails & t.remote->rails()) == 0) return false;
+    slice.tried = 0;
+    slice.not_before_ns = now_ns() + (kRetryDelayNs << slice.attempts++);
+    next_retry_ns_ = std::min(next_retry_ns_.load(), slice.not_before_ns);
+    kick();
+  }
+  peer.queue.retries.push_back(&slice);
+  make_ready(peer);
+  return true;
+}
+
+void Engine::drop_rest(Transfer& t) {
+  if (!t.cutting) return;
+  t.cutting = false;
+  --t.live;
+}
+
+bool Engine::unlink(Transfer& t) {
+  if (!t.active) return false;
+  t.active = false;
+  (t.previous_active != nullptr ? t.previous_active->next_active : active_) = t.next_active;
+  if (t.next_active != nullptr) t.next_active->previous_active = t.previous_active;
+  if (t.options.deadline_ns != 0) deadlines_.erase({t.options.deadline_ns, &t});
+  return true;
+}
+
+// Every slice has ended. The transfer is no longer active, unless it is held.
+void Engine::end(Transfer& t) {
+  if (t.bytes_done() == t.plan.bytes()) t.forgive();
+  if (t.options.held) {
+    if (t.ok()) {
+      notices_.push({Notice::Kind::kHeld, {}, {}, {}, {}, t.shared_from_this()});
+      return;
+    }
+    std::lock_guard lock(mutex_);
+    if (!unlink(t)) return;
+  }
+  finish(t);
+}
+
+void Engine::release(Transfer& t, const Status& status) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!unlink(t)) return;
+  }
+  if (!status.ok()) t.note_failure(status);
+  finish(t);
+}
+
+void Engine::finish(Transfer& t) {
+  t.local->leave();
+  if (t.options.on_moved) {
+    if (t.ok()) {
+      Status told = t.options.on_moved();
+      if (!told.ok()) t.note_failure(told);
+    }
+    t.options.on_moved = nullptr;
+  }
+  std::shared_ptr<Transfer> keep = std::move(t.self);
+  t.complete();
+}
+
+// ---- cancelling
+
+void Engine::cancel(Transfer& t, const Status& why) {
+  if (t.state() != Transfer::State::kRunning) return;
+  t.note_failure(why);
+  t.cancelled = true;
+  cancels_.fetch_add(1);
+  std::shared_ptr<Transfer> ended;
+  {
+    std::lock_guard lock(mutex_);
+    if (!t.active) return;
+    drop_rest(t);
+    cancel_slices(t);
+    Peer& peer = *t.remote->peer();
+    if (!peer.queue.retries.empty()) make_ready(peer);  // its retries are dropped there
+    if (t.live == 0 && t.slices == nullptr && !t.options.held && unlink(t)) ended = t.shared_from_this();
+  }
+  if (ended) end(*ended);
+  attend();
+}
+
+void Engine::cancel_slices(Transfer& t) {
+  for (Slice* slice = t.slices; slice != nullptr; slice = slice->next) {
+    if (!slice->with_driver) continue;
+    (*endpoints_)[t.remote->peer()->rails()[slice->rail]->endpoint]->cancel(slice->op.cookie);
+  }
+}
+
+std::string Engine::explain(Transfer& t) {
+  std::string text = std::to_string(t.bytes_done()) + " of " + std::to_string(t.plan.bytes()) + " bytes were moved";
+  std::lock_guard lock(mutex_);
+  uint64_t rails = 0;
+  size_t queued = t.cutting;
+  for (Slice* slice = t.slices; slice != nullptr; slice = slice->next) {
+    if (slice->with_driver) rails |= bit(slice->rail);
+    queued += !slice->with_driver;
+  }
+  const auto& ways = t.remote->peer()->rails();
+  for (size_t r = 0; r < ways.size(); ++r) {
+    if (rails & bit(r)) text += ", the rest waits for an answer over " + ways[r]->label;
+  }
+  if (rails == 0 && queued != 0) text += ", the rest waits for its turn";
+  std::string said = t.attempts();
+  if (!said.empty()) text += "; earlier: " + said;
+  return text;
+}
+
+}  // namespace mooncake

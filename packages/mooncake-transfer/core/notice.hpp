@@ -1,0 +1,68 @@
+// What the core has to tell Python: lines for the log, and transfers that wait to be checked.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "transfer.hpp"
+
+namespace mooncake {
+
+struct Notice {
+  enum class Kind { kRailFailed, kBreakerOpened, kRailRecovered, kHeld };
+  Kind kind;
+  std::string peer;
+  std::string rail;
+  std::string region;
+  std::string text;
+  std::shared_ptr<Transfer> transfer;  // of kHeld
+};
+
+class Notices {
+ public:
+  // Lines for the log are dropped, and counted, when nobody fetches them; held transfers never are.
+  void push(Notice notice) {
+    std::lock_guard lock(mutex_);
+    if (notice.kind != Notice::Kind::kHeld && notices_.size() >= kLimit) {
+      ++dropped_;
+      return;
+    }
+    notices_.push_back(std::move(notice));
+    ready_.notify_one();
+  }
+  // False at the deadline, or when closed.
+  bool pop(uint64_t deadline_ns, Notice* notice) {
+    using Clock = std::chrono::steady_clock;
+    std::unique_lock lock(mutex_);
+    ready_.wait_until(lock, Clock::time_point(std::chrono::nanoseconds(deadline_ns)),
+                      [&] { return closed_ || !notices_.empty(); });
+    if (notices_.empty()) return false;
+    *notice = std::move(notices_.front());
+    notices_.pop_front();
+    return true;
+  }
+  void close() {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+    ready_.notify_all();
+  }
+  uint64_t dropped() const {
+    std::lock_guard lock(mutex_);
+    return dropped_;
+  }
+
+ private:
+  static constexpr size_t kLimit = 256;
+  mutable std::mutex mutex_;
+  std::condition_variable ready_;
+  std::deque<Notice> notices_;
+  uint64_t dropped_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace mooncake
