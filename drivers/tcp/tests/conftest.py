@@ -36,7 +36,7 @@ def address_of() -> AddressOf:
     """Where an engine's endpoint listens, as its hello tells peers."""
 
     def address_of(engine: TransferEngine) -> Address:
-        (blob,) = [blob for name, blob in engine._core.addresses() if name == "tcp"]
+        (blob,) = [blob for name, _, blob in engine._core.addresses() if name == "tcp"]
         return parse_address(blob)
 
     return address_of

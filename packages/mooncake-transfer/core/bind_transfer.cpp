@@ -217,8 +217,12 @@ void bind_transfer(nb::module_& m) {
            nb::arg("local_stride"), nb::arg("local_outer_stride"), nb::arg("local_index"),
            nb::arg("remote_base"), nb::arg("remote_stride"), nb::arg("remote_outer_stride"),
            nb::arg("remote_index"))
-      .def("_post", &post, nb::kw_only(), nb::arg("priority") = nb::none(), nb::arg("deadline_s") = nb::none(),
-           nb::arg("notify") = nb::none(), nb::arg("stream") = 0, nb::arg("held") = false)
+      .def(
+          "launch", &post, nb::kw_only(), nb::arg("priority") = nb::none(),
+          nb::arg("deadline_s") = nb::none(), nb::arg("notify") = nb::none(), nb::arg("stream") = 0,
+          nb::arg("held") = false,
+          nb::sig("def launch(self, *, priority: str | None = None, deadline_s: float | None = None, notify: "
+                  "tuple[str, bytes] | None = None, stream: int = 0, held: bool = False) -> Transfer"))
       .def("wait", &wait, nb::arg("timeout_s") = nb::none())
       .def("done", &done)
       .def("cancel", &cancel, nb::call_guard<nb::gil_scoped_release>())
@@ -232,15 +236,19 @@ void bind_transfer(nb::module_& m) {
           },
           nb::arg("failure"))
       .def("blocks_into", &blocks_into, nb::arg("begin"), nb::arg("out"))
-      .def_prop_ro("token", [](const Handle& self) { return reinterpret_cast<uint64_t>(self.transfer.get()); })
+      .def_prop_ro("token",
+                   [](const Handle& self) { return reinterpret_cast<uint64_t>(self.transfer.get()); })
+      .def_prop_ro("write", [](const Handle& self) { return self.transfer->opcode == MC_WRITE; })
       .def_prop_ro("state", &state_of)
       .def_prop_ro("blocks", [](const Handle& self) { return self.transfer->plan.size(); })
       .def_prop_ro("nbytes", [](const Handle& self) { return self.transfer->plan.bytes(); })
       .def_prop_ro("bytes_done", [](const Handle& self) { return self.transfer->bytes_done(); })
       .def_prop_ro("seconds", [](const Handle& self) { return self.transfer->seconds(); })
       .def_prop_ro("failure", [](const Handle& self) { return self.transfer->result().reason; })
-      .def("bytes_by_driver", &bytes_by_driver, nb::sig("def bytes_by_driver(self) -> dict[str, int]"))
-      .def("bytes_by_rail", &bytes_by_rail, nb::sig("def bytes_by_rail(self) -> dict[str, int]"));
+      .def_prop_ro("bytes_by_driver", &bytes_by_driver,
+                   nb::for_getter(nb::sig("def bytes_by_driver(self) -> dict[str, int]")))
+      .def_prop_ro("bytes_by_rail", &bytes_by_rail,
+                   nb::for_getter(nb::sig("def bytes_by_rail(self) -> dict[str, int]")));
 }
 
 }  // namespace mooncake

@@ -384,12 +384,12 @@ def test_a_peer_or_descriptor_of_another_protocol_is_refused_with_both_numbers(
     here, there = engines
     current = there.allocate(4096).descriptor()
     with monkeypatch.context() as future:
-        future.setattr(_wire, "PROTOCOL", 2)
+        future.setattr(_wire, "PROTOCOL", _wire.PROTOCOL + 1)
         newer = TransferEngine()
         descriptor = there.allocate(4096).descriptor()
     with newer:
-        with pytest.raises(PeerIncompatible, match=r"speaks protocol 2, this engine 1"):
+        with pytest.raises(PeerIncompatible, match=r"speaks protocol 3, this engine 2"):
             here.connect(newer.address)
-        with pytest.raises(PeerIncompatible, match=r"descriptor.*protocol 2"):
+        with pytest.raises(PeerIncompatible, match=r"descriptor.*protocol 3"):
             here.import_region(descriptor)
     assert here.import_region(current).nbytes == 4096

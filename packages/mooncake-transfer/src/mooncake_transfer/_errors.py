@@ -11,6 +11,7 @@
     ├─ MemoryUnavailable ─ PoolExhausted
     ├─ TransferTimeout
     ├─ TransferCancelled
+    ├─ IntegrityError
     └─ EngineClosed
 
 Every message says what failed, on what, why, and what to do about it.
@@ -123,6 +124,10 @@ class TransferTimeout(TransferError, TimeoutError):
 
 class TransferCancelled(TransferError):
     """The transfer was cancelled; bytes may have been moved in part."""
+
+
+class IntegrityError(TransferError):
+    """Bytes at the two ends differ, after they were moved again several times. Something on the way lies."""
 
 
 class EngineClosed(TransferError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL = 1
-DRIVER_BLOBS = list[tuple[str, bytes]]
+PROTOCOL = 2
+DRIVER_BLOBS = list[tuple[str, str, bytes]]  # driver, device, what the driver says
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -18,7 +18,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Descriptor(msgspec.Struct, frozen=True, array_like=True):
-    """Everything a peer needs to reach one region. Who holds it may read and write the region."""
+    """Everything a peer needs to reach one region. Who holds it may do what ``access`` says, no more."""
 
     protocol: int
     address: str
@@ -28,6 +28,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
     key: bytes
     length: int
     keys: DRIVER_BLOBS
+    access: str = "rw"
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -42,3 +43,22 @@ class RegionQuery(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     key: bytes
+
+
+class ChecksumQuery(msgspec.Struct, frozen=True, array_like=True):
+    """Asks for the xxh3-64 of ranges (offset, bytes) of a region; ``key`` proves the right to reach it."""
+
+    region_id: int
+    key: bytes
+    ranges: list[tuple[int, int]]
+
+
+def protocol_of(body: bytes) -> int | None:
+    """Return the protocol that a hello or descriptor of any version follows; None when it is neither."""
+    try:
+        fields = msgspec.msgpack.decode(body)
+    except msgspec.MsgspecError:
+        return None
+    if isinstance(fields, list) and fields and isinstance(fields[0], int):
+        return fields[0]
+    return None

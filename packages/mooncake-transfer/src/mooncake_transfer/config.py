@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from mooncake_transfer._address import check_name
 from mooncake_transfer._errors import ConfigError
 from mooncake_transfer.tls import TlsConfig
 
-__all__ = ["TransferConfig"]
+__all__ = ["RailConfig", "TransferConfig"]
 
 OptionValue = str | int | float | bool
 
@@ -22,6 +24,40 @@ TIMES = (
     "registry_timeout_s",
     "peer_timeout_s",
 )
+
+
+class RailConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the engine spreads transfers over rails, and when it gives one up.
+
+    Attributes:
+        slice_bytes: how a transfer is cut when several rails share it.
+        slow_ratio: a rail so many times slower than the best one gets no more than probes.
+        probe_every: one slice in so many goes to the next rail in turn, whatever is predicted; 0: never.
+        breaker_errors: incidents within ``breaker_window_s`` that pause a rail.
+        breaker_window_s: see ``breaker_errors``.
+        breaker_pause_s: the first pause; a rail that then fails again is paused twice as long.
+        breaker_max_pause_s: the longest pause.
+        suspect_pause_s: how long other rails are preferred after a single incident.
+        attempts: how often a slice is tried again, with growing delays, after every rail has failed it.
+        aging_s: waiting so long makes up for one priority class.
+    """
+
+    slice_bytes: int = 1 << 20
+    slow_ratio: float = 4.0
+    probe_every: int = 100
+    breaker_errors: int = 3
+    breaker_window_s: float = 10.0
+    breaker_pause_s: float = 30.0
+    breaker_max_pause_s: float = 300.0
+    suspect_pause_s: float = 0.1
+    attempts: int = 3
+    aging_s: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value < 0 or (value == 0 and name != "probe_every"):
+                raise ConfigError(f"rails.{name} is {value}; it must be positive")
 
 
 class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +84,10 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         name: what this engine is called there; empty: it only looks others up.
         registry_ttl_s: how long the registry keeps the name of an engine that died.
         registry_timeout_s: how long each step of a question to the registry may take.
+        rails: how transfers are spread over several NICs or addresses, and when one is given up.
+        integrity: compare checksums (xxh3-64) of both ends after moving: ``off``, ``sample`` or ``full``.
+            Bytes that differ are moved again; ``wait()`` raises IntegrityError when that does not help.
+        integrity_sample: with ``sample``, the share of blocks that is compared, 0 to 1.
     """
 
     host: str = "127.0.0.1"
@@ -68,6 +108,9 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     name: str = ""
     registry_ttl_s: float = 15.0
     registry_timeout_s: float = 2.0
+    rails: RailConfig = RailConfig()
+    integrity: Literal["off", "sample", "full"] = "off"
+    integrity_sample: float = 0.01
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -80,6 +123,10 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in TIMES:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be a positive number of seconds")
+        if self.integrity not in ("off", "sample", "full"):
+            raise ConfigError(f"integrity is {self.integrity!r}; it must be 'off', 'sample' or 'full'")
+        if not 0 < self.integrity_sample <= 1:
+            raise ConfigError(f"integrity_sample is {self.integrity_sample}; it must lie in (0, 1]")
         if self.handler_threads < 1:
             raise ConfigError(f"handler_threads is {self.handler_threads}; at least one is needed")
         if self.drivers is not None and not self.drivers:

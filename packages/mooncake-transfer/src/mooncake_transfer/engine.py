@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hmac
 import itertools
-import logging
 import os
 import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
+from typing import Protocol
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from mooncake_transfer import _wire
 from mooncake_transfer._address import is_address, join_address, split_address
@@ -23,29 +22,32 @@ from mooncake_transfer._core import Channel
 from mooncake_transfer._core import Engine as CoreEngine
 from mooncake_transfer._errors import (
     ConfigError,
-    DriverUnavailable,
     EngineClosed,
     PeerIncompatible,
     PeerRestarted,
     PeerUnreachable,
     RegionRefused,
 )
+from mooncake_transfer._integrity import Checksums, Integrity
+from mooncake_transfer._notices import NoticeReader
+from mooncake_transfer._opening import open_drivers
 from mooncake_transfer._serving import Dispatcher, Handler, LostHandler
+from mooncake_transfer._watching import Watcher
 from mooncake_transfer.config import TransferConfig
-from mooncake_transfer.drivers import DriverStatus, select_drivers
-from mooncake_transfer.hooks import DriverInfo
-from mooncake_transfer.memory import Memory, allocate_shareable, wrap
-from mooncake_transfer.peer import REGION_METHOD, Caller, Peer
-from mooncake_transfer.region import Region, RemoteRegion
+from mooncake_transfer.drivers import DriverStatus
+from mooncake_transfer.grid import Blocks
+from mooncake_transfer.memory import FileSource, Memory, RegionMap, allocate_shareable, file_source, wrap
+from mooncake_transfer.peer import CHECKSUM_METHOD, REGION_METHOD, Caller, Peer
+from mooncake_transfer.rails import RailStatus
+from mooncake_transfer.region import Access, Region, RemoteRegion
 from mooncake_transfer.registry.directory import Directory
-from mooncake_transfer.tls import driver_options, secure
-from mooncake_transfer.transfer import Transfer
+from mooncake_transfer.tls import secure
+from mooncake_transfer.transfer import Priority, Transfer
 
 __all__ = ["TransferEngine"]
 
 WILDCARD_HOSTS = {"", "0.0.0.0", "::"}
-
-log = logging.getLogger(__name__)
+ACCESS_BITS = {"r": 1, "w": 2, "rw": 3}  # mc_access
 
 
 class TransferEngine:
@@ -65,16 +67,27 @@ class TransferEngine:
         self.config = config or TransferConfig()
         self.epoch = secrets.randbits(63) | 1
         self.drivers: dict[str, DriverStatus] = {}
-        self._core = CoreEngine()
         self._channel = Channel(silence_s=self.config.peer_timeout_s)
+        self._core = CoreEngine(self._channel)
         self._regions: dict[int, Region] = {}
+        self._ranges = RegionMap()
         self._region_ids = itertools.count(1)
         self._peers: dict[str, Peer] = {}
         self._peer_locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
         self._dispatcher = Dispatcher(self._channel, self.config.handler_threads)
+        self._watcher = Watcher()
+        sample = self.config.integrity_sample if self.config.integrity == "sample" else None
+        self._verifier = Integrity(self, sample)
+        self._integrity = None if self.config.integrity == "off" else self._verifier
+        self._notices = NoticeReader(self._core, self._verifier.moved)
         self._finalizer = weakref.finalize(
-            self, _shut_down, self._channel, self._dispatcher, self._core, os.getpid()
+            self,
+            _shut_down,
+            self._channel,
+            self._core,
+            (self._dispatcher, self._notices, self._verifier, self._watcher),
+            os.getpid(),
         )
         try:
             self.address = self._start()
@@ -97,58 +110,80 @@ class TransferEngine:
         first, last = config.port_range or (config.port, config.port)
         self._channel.listen(config.host, first, last)
         address = join_address(host, self._channel.port)
-        self._open_drivers()
+        self._core.set_policy(**msgspec.structs.asdict(config.rails))
+        self.drivers = open_drivers(self._core, config)
         self._core.start()
         self.serve(REGION_METHOD, _RegionsByName(weakref.ref(self)))
+        self.serve(CHECKSUM_METHOD, Checksums(weakref.ref(self)))
         hello = _wire.Hello(_wire.PROTOCOL, self.epoch, address, self._core.addresses())
         self._channel.start(msgspec.msgpack.encode(hello))
         self._dispatcher.start()
+        self._notices.start()
         return address
-
-    def _open_drivers(self) -> None:
-        unknown = set(self.config.driver_options) - {info.name for info, _ in select_drivers(None)}
-        if unknown:
-            raise ConfigError(f"driver_options names drivers that are not installed: {sorted(unknown)}")
-        opened = 0
-        for info, status in select_drivers(self.config.drivers):
-            if status.usable:
-                status = self._open_driver(info, status)
-            self.drivers[info.name] = status
-            opened += status.usable
-        if not opened:
-            reasons = "; ".join(f"{s.name}: {s.reason}" for s in self.drivers.values())
-            raise DriverUnavailable(f"no driver can be used here ({reasons or 'none is installed'})")
-
-    def _open_driver(self, info: DriverInfo, status: DriverStatus) -> DriverStatus:
-        options = dict(self.config.driver_options.get(info.name, {}))
-        if info.network:
-            options = {"host": self.config.host, **driver_options(self.config.tls), **options}
-        rendered = list(info.options(options).items())
-        try:
-            self._core.add_driver(info.load(), info.name, rendered)
-        except Exception as error:  # a third party's code; without it the other drivers still work
-            if self.config.drivers is not None:
-                raise DriverUnavailable(f"driver {info.name!r} does not start: {error}") from error
-            log.warning("driver %s does not start: %s", info.name, error)
-            return DriverStatus(info.name, info.priority, False, reason=f"it does not start: {error}")
-        return status
 
     # ---- regions
 
-    def allocate(self, nbytes: int, *, name: str = "", prefault: bool = False) -> Region:
+    def allocate(
+        self,
+        nbytes: int,
+        *,
+        name: str = "",
+        prefault: bool = False,
+        huge_pages: bool | str = False,
+        numa_node: int | None = None,
+    ) -> Region:
         """Allocate and register zeroed memory that same-host peers can map.
 
-        With ``prefault`` every page is backed now, which makes the first transfers as fast as later ones.
-        Raises MemoryUnavailable, ConfigError.
+        Args:
+            nbytes: its size.
+            name: what messages call it.
+            prefault: back every page now, which makes the first transfers as fast as later ones.
+            huge_pages: take the machine's huge pages: True for the default size, or ``"2M"``, ``"1G"``.
+            numa_node: bind it to this NUMA node.
+
+        Raises MemoryUnavailable with the remedy, ConfigError.
         """
-        return self._register(lambda: allocate_shareable(nbytes, name, prefault=prefault), name)
+        return self._register(
+            lambda: allocate_shareable(
+                nbytes, name, prefault=prefault, huge_pages=huge_pages, numa_node=numa_node
+            ),
+            name,
+        )
 
     def register(self, memory: object, *, name: str = "") -> Region:
-        """Register memory in place: numpy array, CPU tensor, bytearray, or any writable contiguous buffer.
+        """Register memory in place, without a copy.
 
-        The region keeps it alive until closed. Raises ConfigError when it is no such memory.
+        Takes a numpy array, a torch tensor, a bytearray or any writable contiguous buffer; what has
+        ``__dlpack__`` or ``__cuda_array_interface__``, in main or GPU memory; a MemoryRange (address and
+        length); a FileSource (a file or block device). The region keeps it alive until closed. Raises
+        ConfigError when it is no such memory, RegionOverlap, DriverUnavailable when no driver takes its kind.
         """
+        if isinstance(memory, FileSource):
+            return self._register(lambda: file_source(memory), name)
         return self._register(lambda: wrap(memory), name)
+
+    def register_many(self, memories: Sequence[object], *, names: Sequence[str] = ()) -> list[Region]:
+        """Register several memories in parallel, all or none; see ``register``.
+
+        Pinning memory for a NIC takes seconds per 100 GB and uses one core per call. Raises what the first
+        failure raises, after closing what was registered.
+        """
+        if names and len(names) != len(memories):
+            raise ConfigError(f"{len(names)} names for {len(memories)} memories")
+        threads = max(1, min(len(memories), os.cpu_count() or 1))
+        with ThreadPoolExecutor(threads, "mooncake-register") as pool:
+            named = list(names) or [""] * len(memories)
+            pending = [
+                pool.submit(self.register, memory, name=name)
+                for memory, name in zip(memories, named, strict=True)
+            ]
+        failures = [error for error in (future.exception() for future in pending) if error is not None]
+        if failures:
+            for future in pending:
+                if future.exception() is None:
+                    future.result().close()
+            raise failures[0]
+        return [future.result() for future in pending]
 
     def _register(self, source: Callable[[], Memory], name: str) -> Region:
         self._require_open()
@@ -156,8 +191,21 @@ class TransferEngine:
         name = name or f"region-{region_id}"
         memory, key = source(), secrets.token_bytes(16)
         try:
-            core = self._core.register_region(memory.address, memory.nbytes, memory.fd, region_id, key, name)
+            self._ranges.add(region_id, memory, name)
+            core = self._core.register_region(
+                memory.kind,
+                memory.device,
+                memory.address,
+                memory.nbytes,
+                memory.fd,
+                memory.fd_offset,
+                memory.numa_node,
+                region_id,
+                key,
+                name,
+            )
         except BaseException:
+            self._ranges.remove(region_id)
             memory.close()
             raise
         region = Region(self, core, memory, name, region_id, key)
@@ -172,11 +220,7 @@ class TransferEngine:
         that made it is gone, PeerIncompatible, NoRoute when no driver leads there. A wrong key is found by
         the first transfer.
         """
-        try:
-            found = msgspec.msgpack.decode(descriptor, type=_wire.Descriptor)
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{len(descriptor)} bytes are no region descriptor: {error}") from None
-        _check_protocol(found.protocol, f"the descriptor of region {found.name!r} of {found.address}")
+        found = _decode_descriptor(descriptor)
         peer = self.connect(found.address, timeout_s=timeout_s)
         if peer.epoch != found.epoch:
             raise PeerRestarted(
@@ -185,10 +229,33 @@ class TransferEngine:
         core = self._core.import_region(
             peer._require_core(), found.name, found.region_id, found.key, found.length, found.keys
         )
-        return RemoteRegion(core, found.name, found.length, peer)
+        return RemoteRegion(core, found, peer)
 
     def _describe(self, region: Region) -> bytes:
-        keys = self._core.export_keys(region._require_core())
+        return self._encode_descriptor(
+            region, region.key, self._core.export_keys(region._require_core()), "rw"
+        )
+
+    def _grant(self, region: Region, access: Access) -> bytes:
+        rights = ACCESS_BITS.get(access)
+        if rights is None:
+            raise ConfigError(f"access is {access!r}; it must be 'rw', 'r' or 'w'")
+        key = secrets.token_bytes(16)
+        keys = self._core.grant(region._require_core(), key, rights)
+        region._granted[key] = access
+        return self._encode_descriptor(region, key, keys, access)
+
+    def _revoke(self, region: Region, descriptor: bytes, timeout_s: float | None) -> None:
+        found = _decode_descriptor(descriptor)
+        if found.key not in region._granted:
+            raise ConfigError(f"this descriptor was not made by grant() of region {region.name!r}")
+        limit_s = self.config.close_timeout_s if timeout_s is None else timeout_s
+        self._core.revoke(region._require_core(), found.key, limit_s)
+        region._granted.pop(found.key, None)
+
+    def _encode_descriptor(
+        self, region: Region, key: bytes, keys: _wire.DRIVER_BLOBS, access: Access
+    ) -> bytes:
         return msgspec.msgpack.encode(
             _wire.Descriptor(
                 _wire.PROTOCOL,
@@ -196,21 +263,26 @@ class TransferEngine:
                 self.epoch,
                 region.name,
                 region._id,
-                region.key,
+                key,
                 region.nbytes,
                 keys,
+                access,
             )
         )
 
-    def _close_region(self, region: Region, timeout_s: float | None) -> None:
+    def _close_region(self, region: Region, timeout_s: float | None, in_use: str) -> None:
         core = region._core
         if core is None:
             return
+        if in_use not in ("wait", "refuse"):
+            raise ConfigError(f"in_use is {in_use!r}; it must be 'wait' or 'refuse'")
+        limit_s = self.config.close_timeout_s if timeout_s is None else timeout_s
         self._directory.withdraw(region)
-        self._core.close_region(core, self.config.close_timeout_s if timeout_s is None else timeout_s)
+        self._core.close_region(core, limit_s, in_use == "refuse")
         with self._lock:
             if self._regions.pop(region._id, None) is None:
                 return
+        self._ranges.remove(region._id)
         region._core = None
         region._memory.close()
 
@@ -246,17 +318,18 @@ class TransferEngine:
     def _connect(self, host: str, port: int, address: str, limit_s: float) -> Peer:
         connection, body = self._channel.connect(host, port, limit_s)
         try:
+            theirs = _wire.protocol_of(body)
+            if theirs is not None:
+                _check_protocol(theirs, f"the engine at {address}")
             hello = msgspec.msgpack.decode(body, type=_wire.Hello)
+        except PeerIncompatible:
+            self._channel.disconnect(connection)
+            raise
         except msgspec.MsgspecError as error:
             self._channel.disconnect(connection)
             raise PeerUnreachable(
                 f"{address} answers with something that is no engine's hello: {error}"
             ) from None
-        try:
-            _check_protocol(hello.protocol, f"the engine at {address}")
-        except PeerIncompatible:
-            self._channel.disconnect(connection)
-            raise
         return Peer(self, self._channel, connection, address, hello)
 
     def serve(self, method: str, handler: Handler) -> None:
@@ -295,28 +368,79 @@ class TransferEngine:
 
     # ---- transfers
 
-    def read(self, local: Region, remote: RemoteRegion, blocks: npt.ArrayLike) -> Transfer:
-        """Start copying from ``remote`` into ``local``.
+    def read(
+        self,
+        local: Region,
+        remote: RemoteRegion,
+        blocks: Blocks,
+        *,
+        priority: Priority = "normal",
+        deadline_s: float | None = None,
+        notify: tuple[str, bytes] | None = None,
+        stream: object | None = None,
+        verify: bool | None = None,
+    ) -> Transfer:
+        """Start copying from ``remote`` into ``local``; never blocks on the peer.
 
-        ``blocks``: N x 3 array of uint64, rows of local offset, remote offset and length in bytes. Contiguous
-        rows are moved as one; empty ones are skipped. Never blocks on the peer. Raises RegionRefused for a
-        range outside a region, RegionClosed, NoRoute, ConfigError.
+        ``blocks``: N x 3 array of uint64, rows of local offset, remote offset and length in bytes, or a Grid.
+        Contiguous rows are moved as one; empty ones are skipped. The keyword arguments are those of
+        ``Transfer.post``. Raises RegionRefused for a range outside a region, RegionClosed, NoRoute,
+        ConfigError.
         """
-        return self._submit(False, local, remote, blocks)
+        return Transfer(self, False, local, remote, blocks).post(
+            priority=priority, deadline_s=deadline_s, notify=notify, stream=stream, verify=verify
+        )
 
-    def write(self, local: Region, remote: RemoteRegion, blocks: npt.ArrayLike) -> Transfer:
+    def write(
+        self,
+        local: Region,
+        remote: RemoteRegion,
+        blocks: Blocks,
+        *,
+        priority: Priority = "normal",
+        deadline_s: float | None = None,
+        notify: tuple[str, bytes] | None = None,
+        stream: object | None = None,
+        verify: bool | None = None,
+    ) -> Transfer:
         """Start copying from ``local`` into ``remote``; otherwise as ``read``."""
-        return self._submit(True, local, remote, blocks)
+        return Transfer(self, True, local, remote, blocks).post(
+            priority=priority, deadline_s=deadline_s, notify=notify, stream=stream, verify=verify
+        )
 
-    def _submit(self, write: bool, local: Region, remote: RemoteRegion, blocks: npt.ArrayLike) -> Transfer:
-        if local._engine is not self:
-            raise ConfigError(f"region {local.name!r} is registered with another engine")
-        core = self._core.submit(write, local._require_core(), remote._require_core(), _as_blocks(blocks))
-        what = f"{'write to' if write else 'read from'} region {remote.name!r} of {remote.peer.address}"
-        return Transfer(self._core, core, what, self.config.transfer_timeout_s)
+    def prepare_read(self, local: Region, remote: RemoteRegion, blocks: Blocks) -> Transfer:
+        """As ``read``, but starts nothing: ``Transfer.post()`` does, as often as wanted, at little cost."""
+        return Transfer(self, False, local, remote, blocks)
+
+    def prepare_write(self, local: Region, remote: RemoteRegion, blocks: Blocks) -> Transfer:
+        """As ``write``, but starts nothing; see ``prepare_read``."""
+        return Transfer(self, True, local, remote, blocks)
+
+    def _post_verified(
+        self,
+        transfer: Transfer,
+        *,
+        priority: Priority,
+        deadline_s: float | None,
+        notify: tuple[str, bytes] | None,
+        stream: int,
+    ) -> None:
+        self._verifier.expect(transfer)
+        try:
+            transfer.launch(priority=priority, deadline_s=deadline_s, notify=notify, stream=stream, held=True)
+        except BaseException:
+            self._verifier.forget(transfer)
+            raise
+
+    def rails(self) -> list[RailStatus]:
+        """Every rail to every peer that regions or transfers of this engine refer to."""
+        return [msgspec.convert(row, RailStatus) for row in self._core.rails()]
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """Counters of each driver: connections, ops, bytes_read, bytes_written, errors, refused."""
+        """Counters by driver (and device, where it has several).
+
+        Each has connections, ops, bytes_read, bytes_written, errors and refused.
+        """
         return self._core.stats()
 
     # ---- life
@@ -366,18 +490,17 @@ class _RegionsByName:
         raise RegionRefused(f"no region named {query.name!r} has this access key")
 
 
-def _as_blocks(blocks: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-    array = np.asarray(blocks)
-    if array.size == 0:
-        return np.empty((0, 3), dtype=np.uint64)
-    if array.ndim != 2 or array.shape[1] != 3 or array.dtype.kind not in "iu":
-        raise ConfigError(
-            f"blocks must be an N x 3 integer array (local offset, remote offset, length), "
-            f"got shape {array.shape} of {array.dtype}"
-        )
-    if array.dtype.kind == "i" and array.min() < 0:
-        raise ConfigError("blocks holds a negative offset or length")
-    return np.ascontiguousarray(array, dtype=np.uint64)
+def _decode_descriptor(descriptor: bytes) -> _wire.Descriptor:
+    try:
+        found = msgspec.msgpack.decode(descriptor, type=_wire.Descriptor)
+    except msgspec.MsgspecError as error:
+        # Other versions may have other fields, but all begin with the protocol.
+        theirs = _wire.protocol_of(descriptor)
+        if theirs is not None:
+            _check_protocol(theirs, "the descriptor")
+        raise ConfigError(f"{len(descriptor)} bytes are no region descriptor: {error}") from None
+    _check_protocol(found.protocol, f"the descriptor of region {found.name!r} of {found.address}")
+    return found
 
 
 def _check_protocol(theirs: int, whose: str) -> None:
@@ -393,9 +516,16 @@ def _leave(directory: Directory, owner_pid: int) -> None:
         directory.close()
 
 
-def _shut_down(channel: Channel, dispatcher: Dispatcher, core: CoreEngine, owner_pid: int) -> None:
+class _Helper(Protocol):
+    """Threads of the engine that end when channel and core are closed."""
+
+    def stop(self) -> None: ...
+
+
+def _shut_down(channel: Channel, core: CoreEngine, helpers: tuple[_Helper, ...], owner_pid: int) -> None:
     if os.getpid() != owner_pid:
         return  # a forked child: threads, sockets and regions are its parent's
     channel.close()
-    dispatcher.stop()
     core.close()
+    for helper in helpers:
+        helper.stop()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Caller", "Peer"]
 
 REGION_METHOD = "mooncake.region"
+CHECKSUM_METHOD = "mooncake.checksums"
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -110,5 +111,5 @@ class Peer:
     def _require_core(self) -> CorePeer:
         with self._lock:
             if self._core is None:
-                self._core = self._engine._core.add_peer(self.address, self._hello.drivers)
+                self._core = self._engine._core.add_peer(self.address, self._connection, self._hello.drivers)
             return self._core

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
 
 from mooncake_transfer._core import Region as CoreRegion
 from mooncake_transfer._core import RemoteRegion as CoreRemoteRegion
-from mooncake_transfer._errors import RegionClosed
-from mooncake_transfer.memory import Memory
+from mooncake_transfer._errors import ConfigError, RegionClosed
+from mooncake_transfer._wire import Descriptor
+from mooncake_transfer.memory import Memory, MemoryKind
 
 if TYPE_CHECKING:
     from mooncake_transfer.engine import TransferEngine
     from mooncake_transfer.peer import Peer
 
-__all__ = ["Region", "RemoteRegion"]
+__all__ = ["Access", "Region", "RemoteRegion"]
+
+Access = Literal["rw", "r", "w"]
 
 
 class Region:
@@ -25,8 +29,11 @@ class Region:
     Attributes:
         name: what messages call it.
         nbytes: its size in bytes.
-        address: its first byte, as an integer.
-        key: the 16 random bytes that a peer must present; new for every registration.
+        address: its first byte, as an integer; 0 for files and block devices.
+        kind: what it is: DRAM, CUDA, FILE or BLOCK.
+        device: ordinal of the accelerator that holds it, -1 for everything else.
+        numa_node: the NUMA node it lies on, -1 when unknown.
+        key: the 16 random bytes of its full rights; new for every registration.
     """
 
     def __init__(
@@ -36,38 +43,74 @@ class Region:
         self._core: CoreRegion | None = core
         self._memory = memory
         self._id = region_id
+        self._granted: dict[bytes, str] = {}
         self.name = name
         self.nbytes = memory.nbytes
         self.address = memory.address
+        self.kind = memory.kind
+        self.device = memory.device
+        self.numa_node = memory.numa_node
         self.key = key
 
     def view(self) -> memoryview:
-        """The bytes, writable, without a copy. It stays valid after ``close()``, as private memory."""
+        """The bytes, writable, without a copy. It stays valid after ``close()``, as private memory.
+
+        Raises ConfigError when they are not in main memory.
+        """
+        if self.kind is not MemoryKind.DRAM:
+            raise ConfigError(
+                f"region {self.name!r} is of kind {self.kind.name}; only main memory has a view"
+            )
         array = (ctypes.c_ubyte * self.nbytes).from_address(self.address)
         array._owner = self._memory.owner  # type: ignore[attr-defined]  # the view keeps the memory alive
         return memoryview(array).cast("B")
 
-    def descriptor(self) -> bytes:
-        """What a peer needs to reach this region; who holds it may read and write it. A few hundred bytes.
+    def descriptor(self, access: Access = "rw") -> bytes:
+        """What a peer needs to reach this region; who holds it may do what ``access`` says, no more.
 
-        Raises RegionClosed.
+        A few hundred bytes, for any channel that only those see who may have it. ``rw`` is the region's own
+        key, and always the same; ``r`` and ``w`` are new keys at every call, which ``revoke()`` takes back
+        one by one. Raises RegionClosed, DriverUnavailable when no driver can limit rights.
         """
-        return self._engine._describe(self)
+        if access == "rw":
+            return self._engine._describe(self)
+        return self.grant(access)
 
-    def close(self, timeout_s: float | None = None) -> None:
+    def grant(self, access: Access = "rw") -> bytes:
+        """As ``descriptor()``, but always with a key of its own, which ``revoke()`` can take back."""
+        return self._engine._grant(self, access)
+
+    def revoke(self, descriptor: bytes, timeout_s: float | None = None) -> None:
+        """Take back a descriptor that ``grant()`` made: who holds it is refused from now on.
+
+        Returns when no transfer under it touches the memory any more. Raises RegionBusy when that lasts
+        longer than ``timeout_s`` (default: ``close_timeout_s``; it stays revoked), ConfigError when it is no
+        such descriptor of this region; the region's own key ends with ``close()``.
+        """
+        self._engine._revoke(self, descriptor, timeout_s)
+
+    def close(self, timeout_s: float | None = None, *, in_use: Literal["wait", "refuse"] = "wait") -> None:
         """Give the memory back when nobody touches it any more. Safe to call twice.
 
-        It takes no new transfers of this engine at once. When those in flight have ended, the key is revoked
-        and what peers have begun is waited for. Raises RegionBusy when either lasts longer than ``timeout_s``
-        (default: ``close_timeout_s`` of the configuration); ``close()`` may then be called again, and what
-        was revoked stays so.
+        It takes no new transfers, of this engine or of peers, at once; those in flight are waited for. Raises
+        RegionBusy when they last longer than ``timeout_s`` (default: ``close_timeout_s`` of the
+        configuration); ``close()`` may then be called again, and what was revoked stays so. With ``in_use``
+        ``refuse``, transfers of this engine make it fail at once and nothing has changed.
         """
-        self._engine._close_region(self, timeout_s)
+        self._engine._close_region(self, timeout_s, in_use)
 
     def _require_core(self) -> CoreRegion:
         if self._core is None:
             raise RegionClosed(f"region {self.name!r} was closed; register its memory again")
         return self._core
+
+    def __enter__(self) -> Region:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class RemoteRegion:
@@ -77,12 +120,16 @@ class RemoteRegion:
         name: what its owner calls it.
         nbytes: its size in bytes.
         peer: the engine it belongs to.
+        access: what its descriptor allows: ``rw``, ``r`` or ``w``.
     """
 
-    def __init__(self, core: CoreRemoteRegion, name: str, nbytes: int, peer: Peer):
+    def __init__(self, core: CoreRemoteRegion, found: Descriptor, peer: Peer):
         self._core: CoreRemoteRegion | None = core
-        self.name = name
-        self.nbytes = nbytes
+        self._id = found.region_id
+        self._key = found.key
+        self.access = found.access
+        self.name = found.name
+        self.nbytes = found.length
         self.peer = peer
 
     def close(self) -> None:

@@ -1,0 +1,59 @@
+"""Hands what the core has to tell to the log, and transfers to be compared to who compares them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from mooncake_transfer._core import Engine as CoreEngine
+
+JOIN_S = 5.0
+POLL_S = 1.0
+
+log = logging.getLogger("mooncake_transfer.rails")
+
+LEVELS = {"rail failed": logging.WARNING, "breaker opened": logging.ERROR, "rail recovered": logging.INFO}
+
+
+class NoticeReader:
+    """One thread. Log records carry ``event``, ``peer``, ``rail`` and ``region`` as attributes.
+
+    Each reason of a rail is logged once, not for every slice it affects.
+    """
+
+    def __init__(self, core: CoreEngine, held: Callable[[int], None]):
+        self._core = core
+        self._held = held
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="mooncake-notices", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; the core is closed already, which wakes it."""
+        self._stopping = True
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            notice = self._core.next_notice(POLL_S)
+            if notice is None:
+                continue
+            kind, peer, rail, region, text, token = notice
+            if kind == "held":
+                self._held(token)
+                continue
+            log.log(
+                LEVELS[kind],
+                "%s: %s to %s%s%s",
+                kind,
+                rail,
+                peer,
+                f", region {region!r}" if region else "",
+                f": {text}" if text else "",
+                extra={"event": kind, "peer": peer, "rail": rail, "region": region},
+            )

@@ -1,0 +1,64 @@
+"""Opens the drivers of an engine: one endpoint each, or one for each of their devices."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from mooncake_transfer._core import Engine as CoreEngine
+from mooncake_transfer._errors import ConfigError, DriverUnavailable
+from mooncake_transfer.config import TransferConfig
+from mooncake_transfer.drivers import DriverStatus, select_drivers
+from mooncake_transfer.hooks import DriverInfo, EndpointSpec
+from mooncake_transfer.tls import driver_options
+
+log = logging.getLogger(__name__)
+
+
+def open_drivers(core: CoreEngine, config: TransferConfig) -> dict[str, DriverStatus]:
+    """Open every driver that the configuration asks for, or every usable one; return what became of each.
+
+    Raises ConfigError for options of drivers that are not there, DriverUnavailable when a driver that was
+    asked for does not start, or none does.
+    """
+    unknown = set(config.driver_options) - {info.name for info, _ in select_drivers(None)}
+    if unknown:
+        raise ConfigError(f"driver_options names drivers that are not installed: {sorted(unknown)}")
+    drivers: dict[str, DriverStatus] = {}
+    for info, status in select_drivers(config.drivers):
+        drivers[info.name] = _open_driver(core, config, info, status) if status.usable else status
+    if not any(status.usable for status in drivers.values()):
+        reasons = "; ".join(f"{status.name}: {status.reason}" for status in drivers.values())
+        raise DriverUnavailable(f"no driver can be used here ({reasons or 'none is installed'})")
+    return drivers
+
+
+def _open_driver(
+    core: CoreEngine, config: TransferConfig, info: DriverInfo, status: DriverStatus
+) -> DriverStatus:
+    opened = 0
+    reasons = []
+    for spec in _endpoints(config, info):
+        try:
+            core.add_endpoint(info.load(), info.name, spec.device, spec.numa_node, list(spec.options.items()))
+            opened += 1
+        except Exception as error:  # a third party's code; without it the other drivers still work
+            place = f" on {spec.device}" if spec.device else ""
+            if config.drivers is not None:
+                raise DriverUnavailable(f"driver {info.name!r} does not start{place}: {error}") from error
+            log.warning("driver %s does not start%s: %s", info.name, place, error)
+            reasons.append(f"it does not start{place}: {error}")
+    if opened:
+        return status
+    return DriverStatus(info.name, info.priority, False, reason="; ".join(reasons))
+
+
+def _endpoints(config: TransferConfig, info: DriverInfo) -> Sequence[EndpointSpec]:
+    options = dict(config.driver_options.get(info.name, {}))
+    if info.network:
+        options = {**driver_options(config.tls), **options}
+        if not options.keys() & {"hosts", "interfaces"}:
+            options.setdefault("host", config.host)
+    if info.endpoints is None:
+        return [EndpointSpec("", info.options(options))]
+    return info.endpoints(options)
