@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from mooncake_driver_tcp.testing import Address, Client, Frame, Op, parse_address
-from mooncake_transfer import TransferConfig, TransferEngine
+from mooncake_transfer import RailConfig, TransferConfig, TransferEngine
 
 Start = Callable[..., TransferEngine]
 AddressOf = Callable[[TransferEngine], Address]
@@ -20,7 +20,10 @@ def start() -> Iterator[Start]:
     with ExitStack() as engines:
 
         def start(**options: str | int) -> TransferEngine:
-            config = TransferConfig(drivers=("tcp",), driver_options={"tcp": dict(options)})
+            # One round: the tests look at what the driver itself says and does.
+            config = TransferConfig(
+                drivers=("tcp",), driver_options={"tcp": dict(options)}, rails=RailConfig(attempts=1)
+            )
             return engines.enter_context(TransferEngine(config))
 
         yield start

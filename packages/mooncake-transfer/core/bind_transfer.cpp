@@ -90,7 +90,7 @@ std::function<Status()> notification(const Handle& self, const nb::tuple& notify
   std::shared_ptr<Peer> peer = self.transfer->remote->peer();
   return [channel, peer = std::move(peer), method = nb::cast<std::string>(notify[0]),
           payload = to_string(nb::cast<nb::bytes>(notify[1]))] {
-    Status status = channel->notify(peer->channel_connection(), method, payload);
+    Status status = channel->try_notify(peer->channel_connection(), method, payload);
     if (!status.ok())
       status.reason = "every byte has moved, but " + peer->label() + " was not notified: " + status.reason;
     return status;

@@ -14,13 +14,13 @@ namespace mooncake {
 struct RailPolicy {
   uint32_t breaker_errors = 3;  // incidents within `breaker_window_ns` that open the breaker
   uint64_t breaker_window_ns = 10'000'000'000;
-  uint64_t breaker_pause_ns = 30'000'000'000;  // doubles with each opening that follows another ...
+  uint64_t breaker_pause_ns = 30'000'000'000;       // doubles with each opening that follows another ...
   uint64_t breaker_max_pause_ns = 300'000'000'000;  // ... up to this
   uint64_t suspect_pause_ns = 100'000'000;          // after a single incident others are preferred so long
-  double slow_ratio = 4.0;     // a rail so many times slower than the best one is only probed
-  uint32_t probe_every = 100;  // one slice in so many goes to the next rail in turn, whatever its score
+  double slow_ratio = 4.0;          // a rail so many times slower than the best one is only probed
+  uint32_t probe_every = 100;       // one slice in so many goes to the next rail in turn, whatever its score
   uint64_t slice_bytes = 1u << 20;  // how a transfer is cut when several rails share it
-  uint32_t attempts = 3;            // how often one slice is tried again after every rail failed
+  uint32_t attempts = 2;            // rounds through all rails that one slice gets
   uint64_t aging_ns = 50'000'000;   // waiting so long is worth one priority class
 };
 
@@ -42,7 +42,8 @@ class Rail {
   // ---- what is in flight
   bool room(uint64_t bytes) const {
     uint64_t now = in_flight_bytes_.load(std::memory_order_relaxed);
-    return now == 0 || (now + bytes <= max_bytes_ && in_flight_ops_.load(std::memory_order_relaxed) < max_ops_);
+    return now == 0 ||
+           (now + bytes <= max_bytes_ && in_flight_ops_.load(std::memory_order_relaxed) < max_ops_);
   }
   uint64_t max_bytes() const { return max_bytes_; }
   uint64_t in_flight_bytes() const { return in_flight_bytes_.load(std::memory_order_relaxed); }

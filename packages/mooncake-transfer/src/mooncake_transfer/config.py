@@ -38,7 +38,7 @@ class RailConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         breaker_pause_s: the first pause; a rail that then fails again is paused twice as long.
         breaker_max_pause_s: the longest pause.
         suspect_pause_s: how long other rails are preferred after a single incident.
-        attempts: how often a slice is tried again, with growing delays, after every rail has failed it.
+        attempts: how many rounds through all rails a slice gets before its transfer fails; 1: no second try.
         aging_s: waiting so long makes up for one priority class.
     """
 
@@ -50,7 +50,7 @@ class RailConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     breaker_pause_s: float = 30.0
     breaker_max_pause_s: float = 300.0
     suspect_pause_s: float = 0.1
-    attempts: int = 3
+    attempts: int = 2
     aging_s: float = 0.05
 
     def __post_init__(self) -> None:
@@ -113,20 +113,11 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     integrity_sample: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port {self.port} is outside 0..65535; use 0 for any free port")
-        if self.port_range is not None:
-            if self.port:
-                raise ConfigError(f"port is {self.port} and port_range {self.port_range}; set one of them")
-            if not 1 <= self.port_range[0] <= self.port_range[1] <= 65535:
-                raise ConfigError(f"port_range {self.port_range} is no first and last port within 1..65535")
+        self._check_ports()
         for name in TIMES:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be a positive number of seconds")
-        if self.integrity not in ("off", "sample", "full"):
-            raise ConfigError(f"integrity is {self.integrity!r}; it must be 'off', 'sample' or 'full'")
-        if not 0 < self.integrity_sample <= 1:
-            raise ConfigError(f"integrity_sample is {self.integrity_sample}; it must lie in (0, 1]")
+        self._check_integrity()
         if self.handler_threads < 1:
             raise ConfigError(f"handler_threads is {self.handler_threads}; at least one is needed")
         if self.drivers is not None and not self.drivers:
@@ -135,3 +126,18 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             check_name(self.name)
             if not self.registry:
                 raise ConfigError(f"name is {self.name!r} but registry is empty; set a registry's URL too")
+
+    def _check_ports(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port {self.port} is outside 0..65535; use 0 for any free port")
+        if self.port_range is not None:
+            if self.port:
+                raise ConfigError(f"port is {self.port} and port_range {self.port_range}; set one of them")
+            if not 1 <= self.port_range[0] <= self.port_range[1] <= 65535:
+                raise ConfigError(f"port_range {self.port_range} is no first and last port within 1..65535")
+
+    def _check_integrity(self) -> None:
+        if self.integrity not in ("off", "sample", "full"):
+            raise ConfigError(f"integrity is {self.integrity!r}; it must be 'off', 'sample' or 'full'")
+        if not 0 < self.integrity_sample <= 1:
+            raise ConfigError(f"integrity_sample is {self.integrity_sample}; it must lie in (0, 1]")
