@@ -1,0 +1,47 @@
+"""Servers for the tests of registries, and what the tests wait with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mooncake_transfer import TransferConfig
+from mooncake_transfer.testing.registry_servers import SERVERS, RegistryServer, find_program
+
+PROGRAMS = {"etcd": "etcd", "redis": "redis-server"}
+NETWORKED = sorted(SERVERS)
+MakeConfig = Callable[..., TransferConfig]
+
+
+def require_program(kind: str) -> None:
+    """Skip where the server is not installed, but never in CI."""
+    if kind not in PROGRAMS:
+        return
+    try:
+        find_program(PROGRAMS[kind])
+    except FileNotFoundError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(params=NETWORKED)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RegistryServer]:
+    """A server of each kind, for one test that may do anything to it."""
+    require_program(request.param)
+    with SERVERS[request.param](tmp_path) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["memory", *NETWORKED])
+def shared_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a registry of each kind that the tests of a module share."""
+    if request.param == "memory":
+        yield f"memory:{request.module.__name__}"
+        return
+    require_program(request.param)
+    with SERVERS[request.param](tmp_path_factory.mktemp(request.param)) as running:
+        yield running.url
