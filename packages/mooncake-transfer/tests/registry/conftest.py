@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_transfer import TransferConfig
 from mooncake_transfer.testing.registry_servers import SERVERS, RegistryServer, find_program
 
 PROGRAMS = {"etcd": "etcd", "redis": "redis-server"}
 NETWORKED = sorted(SERVERS)
-MakeConfig = Callable[..., TransferConfig]
 
 
-def require_program(kind: str) -> None:
+def skip_without_program(kind: str) -> None:
     """Skip where the server is not installed, but never in CI."""
     if kind not in PROGRAMS:
         return
@@ -28,10 +26,16 @@ def require_program(kind: str) -> None:
         pytest.skip(str(error))
 
 
+@pytest.fixture
+def require_program() -> Callable[[str], None]:
+    """For tests that start servers of their own."""
+    return skip_without_program
+
+
 @pytest.fixture(params=NETWORKED)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RegistryServer]:
     """A server of each kind, for one test that may do anything to it."""
-    require_program(request.param)
+    skip_without_program(request.param)
     with SERVERS[request.param](tmp_path) as running:
         yield running
 
@@ -42,6 +46,6 @@ def shared_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     if request.param == "memory":
         yield f"memory:{request.module.__name__}"
         return
-    require_program(request.param)
+    skip_without_program(request.param)
     with SERVERS[request.param](tmp_path_factory.mktemp(request.param)) as running:
         yield running.url

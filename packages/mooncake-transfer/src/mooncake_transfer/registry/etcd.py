@@ -135,6 +135,11 @@ class EtcdRegistry:
         except EtcdRefused as error:
             if error.code != UNAUTHENTICATED or not self._user:
                 raise
+        except RegistryUnavailable:
+            # A token names the moment it was given at, in the cluster's own counting. A cluster that was set
+            # up anew waits for that moment before it answers, so the next question comes with a new token.
+            self._authenticated = not self._user
+            raise
         self._authenticate()  # tokens run out, and a restarted cluster knows none
         return self._send(path, question)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
+from urllib.parse import quote
 
 from mooncake_transfer.errors import RegistryUnavailable
 from mooncake_transfer.registry import open_registry
@@ -160,7 +161,9 @@ def metadata_server(folder: Path, *, token: str = "", tls: TlsFiles | None = Non
         command += ["--token-file", str(file)]
     if tls is not None:
         command += ["--tls-cert", tls.cert, "--tls-key", tls.key, "--tls-client-ca", tls.ca]
-    return RegistryServer(_url("http", f":{token}@" if token else "", port, tls), command, folder)
+    return RegistryServer(
+        _url("http", f":{quote(token, safe='')}@" if token else "", port, tls), command, folder
+    )
 
 
 def redis_server(
@@ -180,7 +183,7 @@ def redis_server(
         command += ["--port", "0", "--tls-port", str(port), "--tls-auth-clients", "yes"]
         command += ["--tls-cert-file", tls.cert, "--tls-key-file", tls.key, "--tls-ca-cert-file", tls.ca]
     return RegistryServer(
-        _url("redis", f"{user}:{password}@" if password else "", port, tls), command, folder
+        _url("redis", f"{user}:{quote(password, safe='')}@" if password else "", port, tls), command, folder
     )
 
 
@@ -196,7 +199,7 @@ def etcd_server(folder: Path, *, password: str = "", tls: TlsFiles | None = None
     if tls is not None:
         command += ["--cert-file", tls.cert, "--key-file", tls.key]
         command += ["--trusted-ca-file", tls.ca, "--client-cert-auth"]
-    url = _url("etcd", f"root:{password}@" if password else "", port, tls)
+    url = _url("etcd", f"root:{quote(password, safe='')}@" if password else "", port, tls)
     if not password:
         return RegistryServer(url, command, folder)
     return RegistryServer(url, command, folder, lambda: _ask_for_passwords(port, password))
