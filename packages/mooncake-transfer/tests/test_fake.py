@@ -26,8 +26,6 @@ NBYTES = 1 << 16
 DEADLINE_S = 20.0
 ALL = [[0, 0, NBYTES]]
 ONE_ROUND = {"rails": RailConfig(attempts=1)}  # the tests look at what the driver itself says
-    attempts=1
-)  # the tests look at what the driver says, not at what the engine makes of it
 
 
 class Pair:
