@@ -29,15 +29,11 @@ void CompletionQueue::give_back(size_t unused) {
   outstanding_ -= unused;
 }
 
-void CompletionQueue::push(uint64_t cookie, uint64_t bytes, const Status& status) {
-  mc_completion completion{};
-  completion.cookie = cookie;
-  completion.bytes = bytes;
-  completion.status = status.code;
-  size_t length = std::min(status.reason.size(), sizeof(completion.reason) - 1);
-  memcpy(completion.reason, status.reason.data(), length);
+void CompletionQueue::push(std::vector<Completion>& completions) {
+  if (completions.empty()) return;
   std::lock_guard lock(mutex_);
-  waiting_.push_back(completion);
+  for (Completion& completion : completions) waiting_.push_back(std::move(completion));
+  count_.store(waiting_.size(), std::memory_order_release);
   if (armed_) {
     armed_ = false;
     // Cannot overflow: arm() takes the count back before each write.
@@ -46,12 +42,20 @@ void CompletionQueue::push(uint64_t cookie, uint64_t bytes, const Status& status
 }
 
 size_t CompletionQueue::poll(mc_completion* completions, size_t capacity) {
+  if (empty()) return 0;
   std::lock_guard lock(mutex_);
   size_t count = std::min(capacity, waiting_.size());
   for (size_t i = 0; i < count; ++i) {
-    completions[i] = waiting_.front();
+    const Completion& entry = waiting_.front();
+    completions[i].cookie = entry.cookie;
+    completions[i].bytes = entry.bytes;
+    completions[i].status = entry.status.code;
+    size_t length = std::min(entry.status.reason.size(), sizeof(completions[i].reason) - 1);
+    memcpy(completions[i].reason, entry.status.reason.data(), length);
+    completions[i].reason[length] = '\0';
     waiting_.pop_front();
   }
+  count_.store(waiting_.size(), std::memory_order_release);
   outstanding_ -= count;
   return count;
 }

@@ -181,6 +181,21 @@ mc_status cancel(mc_handle handle, uint64_t cookie) {
   return on_endpoint(handle, [&](Endpoint& endpoint) { return endpoint.cancel(cookie); });
 }
 
+mc_status grant(mc_handle handle, mc_handle registered, const uint8_t key[MC_KEY_BYTES], uint32_t access,
+                void*, size_t* length) {
+  return on_endpoint(handle, [&](Endpoint& endpoint) -> Status {
+    if (length == nullptr) return {MC_INVALID, "the length is missing"};
+    Status status = endpoint.grant(registered, key, access);
+    if (status.ok()) *length = 0;
+    return status;
+  });
+}
+
+mc_status revoke(mc_handle handle, mc_handle registered, const uint8_t* key, uint64_t deadline_ns) {
+  return on_endpoint(handle,
+                     [&](Endpoint& endpoint) { return endpoint.revoke(registered, key, deadline_ns); });
+}
+
 constexpr mc_driver_v1 kTable = {
     .abi_major = MC_ABI_MAJOR,
     .abi_minor = MC_ABI_MINOR,
@@ -204,6 +219,9 @@ constexpr mc_driver_v1 kTable = {
     .event_fd = event_fd,
     .arm = arm,
     .cancel = cancel,
+    .grant = grant,
+    .revoke = revoke,
+    .submit_on_stream = nullptr,
 };
 
 }  // namespace

@@ -12,6 +12,9 @@ namespace {
 // For ranking against other drivers: what one pair of sockets on a 25 Gb/s network does.
 constexpr uint64_t kBandwidth = 2'500'000'000;
 constexpr uint64_t kLatencyNs = 50'000;
+// What keeps the connections of one peer busy, with some in reserve.
+constexpr uint64_t kInFlightBytes = 32u << 20;
+constexpr uint64_t kInFlightOps = 4096;
 // How long a peer may take to accept the rest of an answer from a region that is being closed.
 constexpr uint64_t kGraceNs = 1'000'000'000;
 
@@ -32,6 +35,11 @@ Status Endpoint::open(const Options& options, std::shared_ptr<Endpoint>* endpoin
 Status Endpoint::begin() {
   Status queue = shared_.completions.open();
   if (!queue.ok()) return queue;
+  Status polled = shared_.poller.open();
+  if (!polled.ok()) return polled;
+  if (shared_.poller.watch(shared_.completions.event_fd(), EPOLLIN, nullptr, nullptr) == 0) {
+    return os_error("cannot watch for completions", errno);
+  }
   if (getrandom(nonce_.data(), nonce_.size(), 0) != static_cast<ssize_t>(nonce_.size())) {
     return os_error("cannot get random bytes", errno);
   }
@@ -79,6 +87,9 @@ void Endpoint::caps(mc_caps* caps) const {
   known.bandwidth_bytes_per_s = kBandwidth;
   known.latency_ns = kLatencyNs;
   known.alignment = 1;
+  known.inline_bytes = 0;
+  known.in_flight_bytes = kInFlightBytes;
+  known.in_flight_ops = kInFlightOps;
   memcpy(caps, &known, known.struct_size);
 }
 
@@ -137,25 +148,59 @@ Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered)
 Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
   std::shared_ptr<Region> region = regions_.find(registered);
   if (!region) return {MC_INVALID, "there is no such registration"};
-  region->revoke();
+  region->close();
   targets_.remove(region->id());
+  if (!end_revoked_uses(region, deadline_ns)) {
+    return {MC_TIMEOUT, "operations of this side still use the memory; it stays revoked"};
+  }
+  regions_.remove(registered);
+  return {};
+}
+
+Status Endpoint::grant(mc_handle registered, const uint8_t* key, uint32_t access) {
+  std::shared_ptr<Region> region = regions_.find(registered);
+  if (!region) return {MC_INVALID, "there is no such registration"};
+  constexpr uint32_t kAll = MC_ACCESS_READ | MC_ACCESS_WRITE;
+  if (key == nullptr || access == 0 || (access & ~kAll) != 0) {
+    return {MC_INVALID, "a grant needs a key, and access to read, to write, or both"};
+  }
+  Key copy;
+  memcpy(copy.data(), key, copy.size());
+  if (!region->add_key(copy, access)) return {MC_INVALID, "the memory has this key already"};
+  return {};
+}
+
+Status Endpoint::revoke(mc_handle registered, const uint8_t* key, uint64_t deadline_ns) {
+  std::shared_ptr<Region> region = regions_.find(registered);
+  if (!region) return {MC_INVALID, "there is no such registration"};
+  if (key == nullptr) {
+    region->revoke_keys();
+  } else {
+    Key copy;
+    memcpy(copy.data(), key, copy.size());
+    if (!region->revoke_key(copy)) return {MC_INVALID, "the memory was never granted this key"};
+  }
+  if (!end_revoked_uses(region, deadline_ns) && deadline_ns != 0) {
+    return {MC_TIMEOUT, "a peer still moves bytes of the memory; its key stays revoked"};
+  }
+  return {};
+}
+
+// Stops what revoked keys began; false when some of it goes on at the deadline.
+bool Endpoint::end_revoked_uses(const std::shared_ptr<Region>& region, uint64_t deadline_ns) {
   for (auto& worker : shared_.workers) {
     worker->post([worker = worker.get()] { worker->each([](Watched& watched) { watched.on_revoked(); }); });
   }
   uint64_t now = now_ns();
   uint64_t patience = deadline_ns > now ? std::min((deadline_ns - now) / 2, kGraceNs) : 0;
-  if (!region->wait_unused(now + patience)) {
-    for (auto& worker : shared_.workers) {
-      worker->post([worker = worker.get(), region] {
-        worker->each([&region](Watched& watched) { watched.on_abort(*region); });
-      });
-    }
-    if (!region->wait_unused(deadline_ns)) {
-      return {MC_TIMEOUT, "operations of this side still use the memory; it stays revoked"};
-    }
+  if (region->wait_unused(now + patience)) return true;
+  if (deadline_ns == 0) return false;
+  for (auto& worker : shared_.workers) {
+    worker->post([worker = worker.get(), region] {
+      worker->each([&region](Watched& watched) { watched.on_abort(*region); });
+    });
   }
-  regions_.remove(registered);
-  return {};
+  return region->wait_unused(deadline_ns);
 }
 
 Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint8_t* key,
@@ -173,6 +218,18 @@ Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint
 
 // ---- operations
 
+size_t Endpoint::poll(mc_completion* completions, size_t capacity) {
+  if (shared_.completions.empty()) shared_.poller.progress();
+  return shared_.completions.poll(completions, capacity);
+}
+
+bool Endpoint::arm() {
+  if (!shared_.completions.empty()) return false;
+  // What is ready now would wake the engine at once; some of it may be nothing that it waits for.
+  shared_.poller.progress();
+  return shared_.completions.arm();
+}
+
 struct Endpoint::Lookup {
   explicit Lookup(const Endpoint& endpoint)
       : peers(endpoint.peers_), regions(endpoint.regions_), remotes(endpoint.remotes_) {}
@@ -181,12 +238,34 @@ struct Endpoint::Lookup {
   CachedLookup<RemoteRegion> remotes;
 };
 
+// Operations of one submit() share their memory, which goes when the last of them does.
+class Endpoint::OperationBlock {
+ public:
+  explicit OperationBlock(size_t count) : left_(count) {}
+  std::shared_ptr<Operation> next() {
+    if (at_ == size_) {
+      size_ = std::clamp<size_t>(left_, 1, kMost);
+      left_ -= std::min(size_, left_);
+      block_ = std::make_shared<std::vector<Operation>>(size_);
+      at_ = 0;
+    }
+    return std::shared_ptr<Operation>(block_, &(*block_)[at_++]);
+  }
+
+ private:
+  static constexpr size_t kMost = 32;
+  size_t left_;
+  size_t at_ = 0;
+  size_t size_ = 0;
+  std::shared_ptr<std::vector<Operation>> block_;
+};
+
 struct Endpoint::Request {
   std::shared_ptr<Peer> peer;
   std::shared_ptr<Operation> operation;
 };
 
-Status Endpoint::prepare(const mc_op& op, Lookup* lookup, Request* request) {
+Status Endpoint::prepare(const mc_op& op, Lookup* lookup, OperationBlock* block, Request* request) {
   if (op.opcode != MC_READ && op.opcode != MC_WRITE) return {MC_UNSUPPORTED, "tcp only reads and writes"};
   if (op.flags != 0 || op.length == 0) return {MC_INVALID, "flags must be 0 and length positive"};
   const auto& peer = lookup->peers.find(op.connection);
@@ -201,7 +280,7 @@ Status Endpoint::prepare(const mc_op& op, Lookup* lookup, Request* request) {
   if (!inside(op.remote_offset, op.length, remote->length)) {
     return {MC_INVALID, range_text(op.remote_offset, op.length) + " are outside the remote memory"};
   }
-  auto operation = std::make_shared<Operation>();
+  std::shared_ptr<Operation> operation = block->next();
   operation->cookie = op.cookie;
   operation->opcode = static_cast<mc_opcode>(op.opcode);
   operation->use = RegionUse::of(local);
@@ -218,6 +297,7 @@ Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
   if (ops == nullptr && count != 0) return {MC_INVALID, "the operation list is null"};
   Lookup lookup(*this);
   size_t room = shared_.completions.reserve(count);
+  OperationBlock block(room);
   size_t taken = 0;
   Status invalid;
   while (taken < room && invalid.ok()) {
@@ -226,7 +306,7 @@ Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
     std::vector<std::shared_ptr<Operation>> run;
     while (taken + run.size() < room) {
       Request request;
-      invalid = prepare(ops[taken + run.size()], &lookup, &request);
+      invalid = prepare(ops[taken + run.size()], &lookup, &block, &request);
       if (!invalid.ok() || (peer && request.peer != peer)) break;
       peer = std::move(request.peer);
       run.push_back(std::move(request.operation));

@@ -29,6 +29,8 @@ class Endpoint {
   void disconnect(mc_handle connection);
   Status register_memory(const mc_memory& memory, mc_handle* registered);
   Status deregister_memory(mc_handle registered, uint64_t deadline_ns);
+  Status grant(mc_handle registered, const uint8_t* key, uint32_t access);
+  Status revoke(mc_handle registered, const uint8_t* key, uint64_t deadline_ns);
   bool is_registered(mc_handle registered) const { return regions_.find(registered) != nullptr; }
   Status import_key(mc_handle connection, uint64_t region_id, const uint8_t* key, uint64_t region_length,
                     mc_handle* remote);
@@ -37,20 +39,21 @@ class Endpoint {
   // MC_AGAIN when it took only `*accepted`, because there is no room or the next one is invalid: then the
   // next call says so.
   Status submit(const mc_op* ops, size_t count, size_t* accepted);
-  size_t poll(mc_completion* completions, size_t capacity) {
-    return shared_.completions.poll(completions, capacity);
-  }
-  bool arm() { return shared_.completions.arm(); }
-  int event_fd() const { return shared_.completions.event_fd(); }
+  // Both move bytes of hosted connections first.
+  size_t poll(mc_completion* completions, size_t capacity);
+  bool arm();
+  int event_fd() const { return shared_.poller.fd(); }
   Status cancel(uint64_t cookie);
 
  private:
   struct Lookup;
   struct Request;
+  class OperationBlock;
 
   Endpoint() = default;
   Status begin();
-  static Status prepare(const mc_op& op, Lookup* lookup, Request* request);
+  bool end_revoked_uses(const std::shared_ptr<Region>& region, uint64_t deadline_ns);
+  static Status prepare(const mc_op& op, Lookup* lookup, OperationBlock* block, Request* request);
 
   const unsigned fork_depth_ = fork_depth();
   Sessions sessions_;  // before the workers, whose last connections leave it

@@ -7,6 +7,9 @@ namespace mooncake_tcp {
 namespace {
 // A peer that asks without taking the answers is not read any further.
 constexpr size_t kMaxAnswers = 1024;
+// Writes are acknowledged when there is nothing left to read, but so often at least: the initiator must not
+// run out of window meanwhile.
+constexpr uint64_t kAcknowledgeBytes = 256u << 10;
 }  // namespace
 
 void Incoming::begin(Descriptor socket) {
@@ -24,7 +27,7 @@ bool Incoming::may_read() const { return out_.size() < kMaxAnswers; }
 bool Incoming::on_frame(const Header& header) {
   auto op = static_cast<Op>(header.op);
   if (!greeted_) return op == Op::kHello && greet(header);
-  if (header.length == 0) return false;
+  if (header.length == 0 || header.seq == 0) return false;
   if (op == Op::kWrite) {
     begin_write(header);
   } else if (op == Op::kRead) {
@@ -89,20 +92,35 @@ void Incoming::ended() {
 
 void Incoming::begin_write(const Header& header) {
   writing_ = header;
-  write_refusal_ = regions_.admit(header, &write_use_);
+  write_refusal_ = admission_.admit(header, MC_ACCESS_WRITE, &write_use_);
   // A refused payload is read all the same: what follows it on the connection may be welcome.
   expect_payload(write_use_ ? write_use_->at(header.remote_offset) : nullptr, header.length);
 }
 
 void Incoming::on_payload() {
   write_use_.release();
-  answer(Op::kWriteDone, writing_, write_refusal_);
+  if (write_refusal_ != Refusal::kNone) return answer(Op::kWriteDone, writing_, write_refusal_);
+  applied_seq_ = writing_.seq;
+  applied_bytes_ += writing_.length;
+  if (applied_bytes_ < kAcknowledgeBytes) return;
+  acknowledge();
+  flush();
+}
+
+void Incoming::acknowledge() {
+  if (applied_seq_ == 0) return;
+  Frame frame;
+  frame.header.op = static_cast<uint8_t>(Op::kWriteDone);
+  frame.header.seq = std::exchange(applied_seq_, 0);
+  applied_bytes_ = 0;
+  out_.push_back(std::move(frame));
 }
 
 void Incoming::answer_read(const Header& header) {
   RegionUse use;
-  Refusal refusal = regions_.admit(header, &use);
+  Refusal refusal = admission_.admit(header, MC_ACCESS_READ, &use);
   if (refusal != Refusal::kNone) return answer(Op::kReadData, header, refusal);
+  acknowledge();  // answers keep the order of the requests
   Frame frame;
   frame.header.op = static_cast<uint8_t>(Op::kReadData);
   frame.header.seq = header.seq;
@@ -114,6 +132,7 @@ void Incoming::answer_read(const Header& header) {
 }
 
 void Incoming::answer(Op op, const Header& request, Refusal refusal) {
+  acknowledge();
   Frame frame;
   frame.header.op = static_cast<uint8_t>(op);
   frame.header.seq = request.seq;
@@ -126,13 +145,14 @@ void Incoming::answer(Op op, const Header& request, Refusal refusal) {
 }
 
 void Incoming::on_revoked() {
-  if (write_use_ && write_use_->revoked()) {
+  if (write_use_.revoked()) {
     divert_payload();
     write_use_.release();
     write_refusal_ = Refusal::kClosing;
   }
-  for (Frame& frame : out_) {
-    if (!frame.use || !frame.use->revoked() || frame.sent != 0) continue;
+  for (size_t i = 0; i < out_.size(); ++i) {
+    Frame& frame = out_[i];
+    if (!frame.use.revoked() || frame.sent != 0) continue;
     frame.use.release();
     frame.payload = nullptr;
     frame.payload_length = frame.header.length = 0;
@@ -145,8 +165,9 @@ void Incoming::on_revoked() {
 void Incoming::on_abort(const Region& region) {
   // An answer that has begun cannot be taken back within the protocol, and the peer does not take the rest of
   // it.
-  for (const Frame& frame : out_) {
-    if (frame.use.get() == &region) return fail({MC_CLOSED, "the region is closed"});
+  for (size_t i = 0; i < out_.size(); ++i) {
+    const Frame& frame = out_[i];
+    if (frame.use.get() == &region && frame.use.revoked()) return fail({MC_CLOSED, "the region is closed"});
   }
 }
 

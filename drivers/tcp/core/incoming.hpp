@@ -9,12 +9,12 @@ namespace mooncake_tcp {
 
 class Incoming final : public Stream, public std::enable_shared_from_this<Incoming> {
  public:
-  Incoming(Worker& worker, const Options& options, const Key& nonce, RegionTable& regions, Counters& counters,
-           Sessions& sessions)
+  Incoming(Worker& worker, const Options& options, const Key& nonce, const RegionTable& regions,
+           Counters& counters, Sessions& sessions)
       : Stream(worker),
         options_(options),
         nonce_(nonce),
-        regions_(regions),
+        admission_(regions),
         counters_(counters),
         sessions_(sessions) {}
 
@@ -32,6 +32,7 @@ class Incoming final : public Stream, public std::enable_shared_from_this<Incomi
  private:
   bool on_frame(const Header& header) override;
   void on_payload() override;
+  void on_settle() override { acknowledge(); }
   bool may_read() const override;
   void on_broken(const Status& status) override;
 
@@ -43,10 +44,12 @@ class Incoming final : public Stream, public std::enable_shared_from_this<Incomi
   void begin_write(const Header& header);
   void answer_read(const Header& header);
   void answer(Op op, const Header& request, Refusal refusal);
+  // Tells of the writes applied since the last time, all in one frame.
+  void acknowledge();
 
   const Options& options_;
   const Key& nonce_;
-  RegionTable& regions_;
+  Admission admission_;
   Counters& counters_;
   Sessions& sessions_;
   Header hello_;
@@ -56,6 +59,8 @@ class Incoming final : public Stream, public std::enable_shared_from_this<Incomi
   Header writing_;        // request whose payload is being received
   Refusal write_refusal_ = Refusal::kNone;
   RegionUse write_use_;
+  uint64_t applied_seq_ = 0;    // of the last write that was applied and not yet acknowledged; 0: none
+  uint64_t applied_bytes_ = 0;  // of those
 };
 
 }  // namespace mooncake_tcp

@@ -50,7 +50,7 @@ Status Listener::listen_on(const SocketAddress& address, int* error) {
 
 void Listener::begin() {
   // The owner is the endpoint, which outlives its workers.
-  token_ = workers_[0]->watch(socket_.get(), EPOLLIN, this, nullptr);
+  token_ = workers_[0]->poller().watch(socket_.get(), EPOLLIN, this, nullptr);
 }
 
 void Listener::on_events(uint32_t) {
@@ -61,7 +61,7 @@ void Listener::on_events(uint32_t) {
     if (!socket.valid()) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         // Nothing to accept with: look again in a moment instead of spinning on the ready listener.
-        workers_[0]->change(token_, socket_.get(), 0);
+        workers_[0]->poller().change(token_, socket_.get(), 0);
         workers_[0]->set_deadline(token_, now_ns() + kPauseNs);
         return;
       }
@@ -79,10 +79,10 @@ void Listener::on_events(uint32_t) {
   }
 }
 
-void Listener::on_deadline() { workers_[0]->change(token_, socket_.get(), EPOLLIN); }
+void Listener::on_deadline() { workers_[0]->poller().change(token_, socket_.get(), EPOLLIN); }
 
 void Listener::on_stop() {
-  workers_[0]->forget(token_, socket_.get());
+  workers_[0]->poller().forget(token_, socket_.get());
   socket_.reset();
 }
 

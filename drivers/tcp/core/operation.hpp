@@ -37,6 +37,7 @@ struct Operation {
   uint32_t in_flight = 0;  // slices that connections have
   Status failure;          // the first one
   uint64_t order = 0;      // counts the operations of the peer
+  size_t place = 0;        // in the peer's list of what has not completed
 
   std::atomic<bool> dropped{false};  // connections shall give its slices back at once
 };

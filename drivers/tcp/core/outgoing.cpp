@@ -11,22 +11,48 @@ namespace mooncake_tcp {
 
 namespace {
 constexpr size_t kMaxInFlight =
-    1024;  // requests of one connection, which bounds its memory when slices are tiny
+    4096;  // requests of one connection, which bounds its memory when slices are tiny
+constexpr size_t kMostFinished = 256;  // slices the peer hears of at a time
 constexpr uint64_t kMs = 1'000'000;
 }  // namespace
 
+template <typename Body>
+void Outgoing::enter(Body&& body) {
+  {
+    std::lock_guard lock(lock_);
+    body();
+  }
+  settle_if_asked();
+}
+
+// Whoever asks either gets the lock or leaves the work to who has it, and looks after giving it back.
+void Outgoing::settle_if_asked() {
+  while (asked_.load()) {
+    std::unique_lock lock(lock_, std::try_to_lock);
+    if (!lock) return;
+    if (asked_.exchange(false) && state_ == State::kReady) settle();
+  }
+}
+
 void Outgoing::kick() {
   if (kicked_.exchange(true)) return;
-  worker_.post([this, keep = peer_.shared_from_this()] { run_kick(); });
+  worker_.post([this, keep = peer_.shared_from_this()] { enter([this] { run_kick(); }); });
+}
+
+void Outgoing::kick_here() {
+  if (!is_hosted()) return kick();
+  auto keep = peer_.shared_from_this();
+  asked_ = true;
+  settle_if_asked();
 }
 
 void Outgoing::sweep_soon() {
   if (sweep_asked_.exchange(true)) return;
-  worker_.post([this, keep = peer_.shared_from_this()] { sweep(); });
+  worker_.post([this, keep = peer_.shared_from_this()] { enter([this] { sweep(); }); });
 }
 
 void Outgoing::shut_soon() {
-  worker_.post([this, keep = peer_.shared_from_this()] { shut(); });
+  worker_.post([this, keep = peer_.shared_from_this()] { enter([this] { shut(); }); });
 }
 
 void Outgoing::run_kick() {
@@ -81,11 +107,14 @@ Status Outgoing::connect_to(const SocketAddress& host) {
 }
 
 void Outgoing::on_events(uint32_t events) {
-  if (state_ == State::kConnecting) {
-    on_connected();
-  } else {
-    Stream::on_events(events);
-  }
+  enter([&] {
+    if (!is_open()) return;  // another thread closed it meanwhile
+    if (state_ == State::kConnecting) {
+      on_connected();
+    } else {
+      Stream::on_events(events);
+    }
+  });
 }
 
 void Outgoing::on_connected() {
@@ -105,8 +134,11 @@ void Outgoing::on_connected() {
 }
 
 void Outgoing::on_deadline() {
-  abandon_host(state_ == State::kConnecting ? "no answer in time"
-                                            : "it accepts connections but does not answer");
+  enter([this] {
+    if (state_ != State::kConnecting && state_ != State::kGreeting) return;
+    abandon_host(state_ == State::kConnecting ? "no answer in time"
+                                              : "it accepts connections but does not answer");
+  });
 }
 
 void Outgoing::abandon_host(const std::string& reason) {
@@ -123,6 +155,8 @@ bool Outgoing::on_welcome(const Header& header) {
   state_ = State::kReady;
   next_seq_ = 1;
   set_deadline(0);
+  // Where that fails, the worker goes on with it.
+  if (index_ == 0) hosted_ = move_to(peer_.surroundings().poller, peer_.shared_from_this());
   peer_.surroundings().counters.connections.fetch_add(1, std::memory_order_relaxed);
   peer_.welcomed(index_);
   return true;
@@ -131,6 +165,7 @@ bool Outgoing::on_welcome(const Header& header) {
 // ---- work
 
 void Outgoing::on_settle() {
+  tell_finished();
   if (state_ == State::kReady) pull();
 }
 
@@ -172,24 +207,32 @@ bool Outgoing::on_frame(const Header& header) {
 }
 
 bool Outgoing::on_answer(const Header& header) {
-  if (in_flight_.empty()) return false;
-  const Request& request = in_flight_.front();
   // An answer to something not wholly sent would let the memory go while we still read it.
-  if (header.seq != request.seq || header.seq > sent_seq_) return false;
-  bool write = request.opcode == MC_WRITE;
-  if (write != (static_cast<Op>(header.op) == Op::kWriteDone)) return false;
+  if (header.seq > sent_seq_) return false;
+  bool write = static_cast<Op>(header.op) == Op::kWriteDone;
+  if (write && header.status == MC_OK) return header.length == 0 && finish_writes(header.seq);
+  if (in_flight_.empty() || in_flight_.front().seq != header.seq) return false;
+  const Request& request = in_flight_.front();
+  if (write != (request.opcode == MC_WRITE)) return false;
   if (header.status != MC_OK) {
     if (header.length != 0) return false;
     if (is_final(header.flags) && request.slice.operation) {
       request.slice.operation->remote->refusal = header.flags;
     }
     finish_front({MC_REFUSED, label_ + " refused: " + text_of(header.flags)});
-  } else if (write) {
-    if (header.length != 0) return false;
-    finish_front({});
   } else {
     if (header.length != request.slice.length) return false;
     expect_payload(request.slice.operation ? request.slice.local : nullptr, header.length);
+  }
+  return true;
+}
+
+// All writes up to this one are in the target's memory. False: that is not possible.
+bool Outgoing::finish_writes(uint64_t seq) {
+  if (in_flight_.empty() || in_flight_.front().seq > seq) return false;
+  while (!in_flight_.empty() && in_flight_.front().seq <= seq) {
+    if (in_flight_.front().opcode != MC_WRITE) return false;
+    finish_front({});
   }
   return true;
 }
@@ -204,17 +247,22 @@ void Outgoing::finish_front(const Status& status) {
     if (request.opcode == MC_WRITE) peer_.dropped_write_answered(index_);
     return;
   }
-  if (status.ok()) {
-    peer_.slice_done(request.slice);
-  } else {
-    peer_.slice_failed(request.slice, status);
-  }
+  if (!status.ok()) return peer_.slice_failed(request.slice, status);
+  finished_.push_back(std::move(request.slice));
+  if (finished_.size() >= kMostFinished) tell_finished();
+}
+
+void Outgoing::tell_finished() {
+  if (finished_.empty()) return;
+  peer_.slices_done(finished_);
+  finished_.clear();
 }
 
 // ---- ending
 
 void Outgoing::sweep() {
   sweep_asked_ = false;
+  tell_finished();
   for (size_t i = in_flight_.size(); i-- > 0;) {
     if (in_flight_[i].slice.operation && in_flight_[i].slice.operation->dropped) drop_slice(i);
   }
@@ -227,15 +275,15 @@ void Outgoing::drop_slice(size_t position) {
   uint64_t seq = in_flight_[position].seq;
   bool late = in_flight_[position].opcode == MC_WRITE;  // bytes of it may reach the target's memory yet
   in_flight_[position].slice = {nullptr, nullptr, 0, slice.length};
-  auto frame =
-      std::find_if(out_.begin(), out_.end(), [seq](const Frame& queued) { return queued.header.seq == seq; });
-  if (frame != out_.end() && frame->sent == 0) {
+  size_t frame = 0;
+  while (frame < out_.size() && out_[frame].header.seq != seq) ++frame;
+  if (frame < out_.size() && out_[frame].sent == 0) {
     out_.erase(frame);
-    in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(position));
+    in_flight_.erase(position);
     in_flight_bytes_.fetch_sub(slice.length, std::memory_order_relaxed);
     late = false;
-  } else if (frame != out_.end()) {
-    frame->filler = true;
+  } else if (frame < out_.size()) {
+    out_[frame].filler = true;
   } else if (position == 0 && receiving_payload()) {
     divert_payload();
   }
@@ -244,30 +292,38 @@ void Outgoing::drop_slice(size_t position) {
 }
 
 void Outgoing::shut() {
+  tell_finished();
   bool was_ready = state_ == State::kReady;
   state_ = State::kShut;
+  hosted_ = false;
   close_socket();
   if (was_ready) peer_.surroundings().counters.connections.fetch_sub(1, std::memory_order_relaxed);
   fail_in_flight({MC_CLOSED, "disconnected"});
   peer_.lost(index_, {MC_CLOSED, "disconnected"}, was_ready);
 }
 
-void Outgoing::on_stop() { shut(); }
+void Outgoing::on_stop() {
+  enter([this] { shut(); });
+}
 
 void Outgoing::on_broken(const Status& status) {
+  tell_finished();
   if (state_ == State::kGreeting) {
     failures_ += (failures_.empty() ? "" : "; ") + label_ + ": " + status.reason;
     // Not from here: the caller is still inside the stream whose socket has just gone.
     state_ = State::kConnecting;
     worker_.post([this, keep = peer_.shared_from_this()] {
-      if (state_ == State::kConnecting && !is_open()) connect_next_host();
+      enter([this] {
+        if (state_ == State::kConnecting && !is_open()) connect_next_host();
+      });
     });
     return;
   }
   state_ = State::kIdle;
+  hosted_ = false;
   peer_.surroundings().counters.connections.fetch_sub(1, std::memory_order_relaxed);
-  bool writes = std::any_of(in_flight_.begin(), in_flight_.end(),
-                            [](const Request& request) { return request.opcode == MC_WRITE; });
+  bool writes = false;
+  for (size_t i = 0; i < in_flight_.size(); ++i) writes |= in_flight_[i].opcode == MC_WRITE;
   if (writes) peer_.writes_lost(index_);  // before their completions are out
   Status ended{status.code, label_ + ": " + status.reason};
   fail_in_flight(ended);
@@ -275,11 +331,11 @@ void Outgoing::on_broken(const Status& status) {
 }
 
 void Outgoing::fail_in_flight(const Status& status) {
-  std::deque<Request> ended;
+  Ring<Request> ended;
   ended.swap(in_flight_);
   in_flight_bytes_ = 0;
-  for (const Request& request : ended) {
-    if (request.slice.operation) peer_.slice_failed(request.slice, status);
+  for (size_t i = 0; i < ended.size(); ++i) {
+    if (ended[i].slice.operation) peer_.slice_failed(ended[i].slice, status);
   }
 }
 

@@ -9,7 +9,13 @@ namespace mooncake_tcp {
 
 namespace {
 constexpr uint64_t kRetryNs = 1'000'000'000;
-}
+// Larger ones are large.
+constexpr uint64_t kSmallBytes = 64 << 10;
+// Small operations of more than so many bytes are worth waking a worker.
+constexpr uint64_t kManySmallBytes = 1 << 20;
+
+bool is_large(const Operation& operation) { return operation.length > kSmallBytes; }
+}  // namespace
 
 std::shared_ptr<Peer> Peer::make(EndpointAddress address, uint64_t session, Surroundings& surroundings,
                                  size_t first_worker) {
@@ -26,7 +32,7 @@ Peer::Peer(EndpointAddress address, uint64_t session, Surroundings& surroundings
     : address_(std::move(address)),
       session_(session),
       surroundings_(surroundings),
-      lanes_(surroundings.options.connections) {}
+      lanes_(surroundings.options.connections + 1) {}
 
 Peer::~Peer() = default;
 
@@ -36,43 +42,65 @@ void Peer::submit(std::vector<std::shared_ptr<Operation>> operations) {
     std::lock_guard lock(mutex_);
     for (auto& operation : operations) {
       waiting_bytes_ += operation->length;
-      live_.emplace(operation->cookie, operation);
+      if (is_large(*operation)) waiting_large_bytes_ += operation->length;
+      operation->place = live_.size();
+      live_.emplace_back(operation->cookie, operation);
       operation->order = next_order_++;
-      auto& queue = operation->opcode == MC_WRITE ? writes_ : reads_;
+      auto& queue = queue_of(*operation);
       queue.operations.push_back(std::move(operation));
     }
     woken = engage_for_waiting();
   }
-  for (Outgoing* connection : woken) connection->kick();
+  // The workers first: they take their part while this thread takes its own.
+  for (Outgoing* connection : woken) {
+    if (!connection->is_hosted()) connection->kick();
+  }
+  for (Outgoing* connection : woken) {
+    if (connection->is_hosted()) connection->kick_here();
+  }
 }
 
 // As many connections as there are slices waiting: those that are up first, the least loaded of them first.
+// The first connection is for small operations, the others are for large ones and for large amounts.
 std::vector<Outgoing*> Peer::engage_for_waiting() {
   uint64_t slice = surroundings_.options.slice_bytes;
-  size_t wanted = std::clamp<uint64_t>((waiting_bytes_ + slice - 1) / slice, 1, lanes_.size());
+  uint64_t small_bytes = waiting_bytes_ - waiting_large_bytes_;
+  std::vector<Outgoing*> chosen;
+  auto engage = [&chosen](Lane& lane) {
+    lane.engaged = true;
+    chosen.push_back(lane.connection.get());
+  };
+  uint64_t bulk = waiting_large_bytes_ + (small_bytes > kManySmallBytes ? small_bytes : 0);
   uint64_t now = now_ns();
+  bool first_fails = lanes_[0].retry_at_ns > now && !lanes_[0].engaged;
+  if ((small_bytes != 0 && !first_fails) || lanes_.size() == 1) engage(lanes_[0]);
+  if (bulk == 0 && !chosen.empty()) return with_fenced(std::move(chosen));
+  size_t wanted = chosen.size() + std::clamp<uint64_t>((bulk + slice - 1) / slice, 1, lanes_.size() - 1);
   struct Candidate {
     int rank;
     uint64_t load;  // copied: it changes while we sort
     Lane* lane;
   };
   std::vector<Candidate> order;
-  for (Lane& lane : lanes_) {
+  for (size_t i = 1; i < lanes_.size(); ++i) {
+    Lane& lane = lanes_[i];
     order.push_back({lane.engaged ? 0 : lane.retry_at_ns <= now ? 1 : 2, lane.connection->load(), &lane});
   }
   std::stable_sort(order.begin(), order.end(), [](const Candidate& a, const Candidate& b) {
     return a.rank != b.rank ? a.rank < b.rank : a.load < b.load;
   });
-  std::vector<Outgoing*> chosen;
   for (const Candidate& candidate : order) {
     // One that failed a moment ago is only tried when there is no other.
-    if (chosen.size() == wanted || (candidate.rank == 2 && !chosen.empty())) break;
-    candidate.lane->engaged = true;
-    chosen.push_back(candidate.lane->connection.get());
+    if (chosen.size() >= wanted || (candidate.rank == 2 && !chosen.empty())) break;
+    engage(*candidate.lane);
   }
+  return with_fenced(std::move(chosen));
+}
+
+// Only the next welcome of a connection that lost writes, or its failure, ends the wait of other writes.
+std::vector<Outgoing*> Peer::with_fenced(std::vector<Outgoing*> chosen) {
   for (Lane& lane : lanes_) {
-    // Only its next welcome, or its failure, ends the wait of writes.
-    if (!lane.writes_lost || lane.engaged || writes_.operations.empty()) continue;
+    if (!lane.writes_lost || lane.engaged || !writes_wait()) continue;
     lane.engaged = true;
     chosen.push_back(lane.connection.get());
   }
@@ -94,37 +122,69 @@ bool Peer::may_write(size_t index) const {
   return true;
 }
 
+// The first connection only when there is no other: the threads that poll it shall not be kept busy.
+bool Peer::may_take_large(size_t index) const {
+  if (index != 0) return true;
+  return std::none_of(lanes_.begin() + 1, lanes_.end(), [](const Lane& lane) { return lane.engaged; });
+}
+
+bool Peer::writes_wait() const {
+  return !writes_.small.operations.empty() || !writes_.large.operations.empty();
+}
+
+bool Peer::idle() const {
+  return !writes_wait() && reads_.small.operations.empty() && reads_.large.operations.empty();
+}
+
+Peer::Queue& Peer::queue_of(const Operation& operation) {
+  Queues& queues = operation.opcode == MC_WRITE ? writes_ : reads_;
+  return is_large(operation) ? queues.large : queues.small;
+}
+
 // The queue whose first operation came first; nullptr when there is none.
-Peer::Queue* Peer::next_queue(bool may_write) {
-  for (Queue* queue : {&reads_, &writes_}) {
-    while (!queue->operations.empty() &&
-           queue->operations.front()->next == queue->operations.front()->length) {
-      queue->operations.pop_front();
-      --queue->ended;
+Peer::Queue* Peer::next_queue(bool may_write, bool may_take_large) {
+  Queue* first = nullptr;
+  auto consider = [&first](Queue& queue) {
+    while (!queue.operations.empty() && queue.operations.front()->next == queue.operations.front()->length) {
+      queue.operations.pop_front();
+      --queue.ended;
     }
+    if (queue.operations.empty()) return;
+    if (first == nullptr || queue.operations.front()->order < first->operations.front()->order)
+      first = &queue;
+  };
+  consider(reads_.small);
+  if (may_take_large) consider(reads_.large);
+  if (may_write) consider(writes_.small);
+  if (may_write && may_take_large) consider(writes_.large);
+  return first;
+}
+
+void Peer::tidy() {
+  for (Queues* queues : {&reads_, &writes_}) {
+    queues->small.tidy();
+    queues->large.tidy();
   }
-  bool read = !reads_.operations.empty();
-  if (!may_write || writes_.operations.empty()) return read ? &reads_ : nullptr;
-  if (!read) return &writes_;
-  return reads_.operations.front()->order < writes_.operations.front()->order ? &reads_ : &writes_;
 }
 
 void Peer::Queue::tidy() {
   if (ended * 2 < operations.size() || ended == 0) return;
-  std::erase_if(operations, [](const auto& operation) { return operation->next == operation->length; });
+  operations.erase_if([](const auto& operation) { return operation->next == operation->length; });
   ended = 0;
 }
 
 void Peer::take(size_t index, uint64_t room, size_t count, std::vector<Slice>* slices) {
   std::lock_guard lock(mutex_);
   bool writes = may_write(index);
+  bool large = may_take_large(index);
   uint64_t slice_bytes = surroundings_.options.slice_bytes;
   // Leaves the others their part, so that a transfer that fits one window still uses every connection.
-  room = std::min(room, std::max(slice_bytes, waiting_bytes_ / lanes_.size()));
+  size_t sharing = std::count_if(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.engaged; });
+  room = std::min(room, std::max(slice_bytes, waiting_bytes_ / std::max<size_t>(sharing, 1)));
   for (uint64_t taken = 0; taken < room && slices->size() < count;) {
-    Queue* queue = next_queue(writes);
+    Queue* queue = next_queue(writes, large);
     if (queue == nullptr) return;
-    const auto& front = queue->operations.front();
+    const auto front = queue->operations.front();
     Operation& operation = *front;
     if (uint16_t refusal = operation.remote->refusal; refusal != 0) {
       withdraw(operation, {MC_REFUSED, address_.hosts.front().text() + " refused: " + text_of(refusal)});
@@ -137,16 +197,21 @@ void Peer::take(size_t index, uint64_t room, size_t count, std::vector<Slice>* s
     operation.next += length;
     ++operation.in_flight;
     waiting_bytes_ -= length;
+    if (is_large(operation)) waiting_large_bytes_ -= length;
     taken += length;
     if (operation.next == operation.length) queue->operations.pop_front();
   }
 }
 
-void Peer::slice_done(const Slice& slice) {
+void Peer::slices_done(const std::vector<Slice>& slices) {
   std::lock_guard lock(mutex_);
-  slice.operation->moved += slice.length;
-  --slice.operation->in_flight;
-  settle(slice.operation);
+  for (const Slice& slice : slices) {
+    slice.operation->moved += slice.length;
+    --slice.operation->in_flight;
+    finish(slice.operation, &completed_);
+  }
+  surroundings_.completions.push(completed_);
+  completed_.clear();
 }
 
 void Peer::slice_failed(const Slice& slice, const Status& status) {
@@ -154,8 +219,7 @@ void Peer::slice_failed(const Slice& slice, const Status& status) {
   withdraw(*slice.operation, status);
   --slice.operation->in_flight;
   settle(slice.operation);
-  reads_.tidy();
-  writes_.tidy();
+  tidy();
 }
 
 // Gives no more of the operation to connections. The first reason stays.
@@ -163,33 +227,44 @@ void Peer::withdraw(Operation& operation, const Status& status) {
   if (operation.failure.ok()) operation.failure = status;
   if (operation.next == operation.length) return;
   waiting_bytes_ -= operation.length - operation.next;
+  if (is_large(operation)) waiting_large_bytes_ -= operation.length - operation.next;
   operation.next = operation.length;
-  ++(operation.opcode == MC_WRITE ? writes_ : reads_).ended;
+  ++queue_of(operation).ended;
 }
 
 // Completes the operation when no connection has any of it.
 void Peer::settle(const std::shared_ptr<Operation>& operation) {
+  std::vector<Completion> completions;
+  finish(operation, &completions);
+  surroundings_.completions.push(completions);
+}
+
+void Peer::finish(const std::shared_ptr<Operation>& operation, std::vector<Completion>* completions) {
   if (operation->in_flight != 0 || operation->next != operation->length) return;
-  auto [first, last] = live_.equal_range(operation->cookie);
-  auto found = std::find_if(first, last, [&](const auto& entry) { return entry.second == operation; });
-  assert(found != last);
-  live_.erase(found);
+  assert(live_[operation->place].second == operation);
+  auto keep = std::move(live_[operation->place].second);
+  if (operation->place + 1 != live_.size()) {
+    live_[operation->place] = std::move(live_.back());
+    live_[operation->place].second->place = operation->place;
+  }
+  live_.pop_back();
   Counters& counters = surroundings_.counters;
   auto& bytes = operation->opcode == MC_READ ? counters.bytes_read : counters.bytes_written;
   bytes.fetch_add(operation->moved, std::memory_order_relaxed);
   counters.ops.fetch_add(1, std::memory_order_relaxed);
   if (!operation->failure.ok()) counters.errors.fetch_add(1, std::memory_order_relaxed);
   operation->use.release();
-  surroundings_.completions.push(operation->cookie, operation->moved, operation->failure);
+  completions->push_back({operation->cookie, operation->moved, operation->failure});
 }
 
 void Peer::cancel(uint64_t cookie) {
   bool sweep = false;
   {
     std::lock_guard lock(mutex_);
-    auto [first, last] = live_.equal_range(cookie);
     std::vector<std::shared_ptr<Operation>> found;
-    for (auto entry = first; entry != last; ++entry) found.push_back(entry->second);
+    for (const auto& [live_cookie, operation] : live_) {
+      if (live_cookie == cookie) found.push_back(operation);
+    }
     for (const auto& operation : found) {
       withdraw(*operation, {MC_CANCELLED, "cancelled"});
       if (operation->in_flight != 0) {
@@ -198,8 +273,7 @@ void Peer::cancel(uint64_t cookie) {
       }
       settle(operation);
     }
-    reads_.tidy();
-    writes_.tidy();
+    tidy();
   }
   if (!sweep) return;
   for (Lane& lane : lanes_) lane.connection->sweep_soon();
@@ -208,7 +282,7 @@ void Peer::cancel(uint64_t cookie) {
 void Peer::disconnect() {
   {
     std::lock_guard lock(mutex_);
-    for (Queue* queue : {&reads_, &writes_}) fail_waiting(*queue, {MC_CLOSED, "disconnected"});
+    for (Queues* queues : {&reads_, &writes_}) fail_waiting(*queues, {MC_CLOSED, "disconnected"});
   }
   for (Lane& lane : lanes_) lane.connection->shut_soon();
 }
@@ -221,13 +295,13 @@ void Peer::lost(size_t index, const Status& status, bool was_ready) {
     if (!was_ready) lanes_[index].retry_at_ns = now_ns() + kRetryNs;
     if (idle()) return;
     woken = engaged();
-    bool holds_writes = lanes_[index].writes_lost && !writes_.operations.empty();
+    bool holds_writes = lanes_[index].writes_lost && writes_wait();
     if ((woken.empty() || holds_writes) && was_ready && status.code != MC_CLOSED) {
       // What waits has not been tried yet; the peer may take a new connection.
       lanes_[index].engaged = true;
       woken.push_back(lanes_[index].connection.get());
     } else if (woken.empty()) {
-      for (Queue* queue : {&reads_, &writes_}) fail_waiting(*queue, status);
+      for (Queues* queues : {&reads_, &writes_}) fail_waiting(*queues, status);
     } else if (holds_writes) {
       fail_waiting(writes_, status);  // the fence stands, and none of the other connections may take them
     }
@@ -267,21 +341,24 @@ void Peer::wake_for_waiting() {
   std::vector<Outgoing*> woken;
   {
     std::lock_guard lock(mutex_);
-    if (writes_.operations.empty()) return;
+    if (!writes_wait()) return;
     woken = engage_for_waiting();
   }
   for (Outgoing* connection : woken) connection->kick();
 }
 
-void Peer::fail_waiting(Queue& queue, const Status& status) {
-  std::deque<std::shared_ptr<Operation>> waiting;
-  waiting.swap(queue.operations);
-  for (const auto& operation : waiting) {
-    if (operation->next == operation->length) continue;  // it ended before and only lingered
-    withdraw(*operation, status);
-    settle(operation);
+void Peer::fail_waiting(Queues& queues, const Status& status) {
+  for (Queue* queue : {&queues.small, &queues.large}) {
+    Ring<std::shared_ptr<Operation>> waiting;
+    waiting.swap(queue->operations);
+    for (size_t i = 0; i < waiting.size(); ++i) {
+      const auto& operation = waiting[i];
+      if (operation->next == operation->length) continue;  // it ended before and only lingered
+      withdraw(*operation, status);
+      settle(operation);
+    }
+    queue->ended = 0;
   }
-  queue.ended = 0;
 }
 
 }  // namespace mooncake_tcp

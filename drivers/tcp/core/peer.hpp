@@ -1,17 +1,17 @@
 // One peer as initiators see it: operations waiting, and the connections that pull slices of them.
 #pragma once
 
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "address.hpp"
 #include "completions.hpp"
 #include "operation.hpp"
 #include "options.hpp"
+#include "ring.hpp"
 #include "worker.hpp"
 
 namespace mooncake_tcp {
@@ -22,6 +22,7 @@ class Outgoing;
 struct Surroundings {
   Options options;
   CompletionQueue completions;
+  Poller poller;  // for the engine's threads: completions, and the first connection of each peer
   Counters counters;
   std::vector<SocketAddress> own_hosts;
   std::vector<std::unique_ptr<Worker>> workers;
@@ -36,7 +37,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
 
   void submit(std::vector<std::shared_ptr<Operation>> operations);
   void cancel(uint64_t cookie);
-  // Ends every operation with MC_CLOSED and every connection.
+  // Ends every operation with MC_CLOSED, and every connection.
   void disconnect();
 
   // ---- for its connections, on their workers' threads
@@ -46,7 +47,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // Appends slices of at most `room` bytes and `count` in number, the fair share of connection `index` of
   // what waits. No writes while another connection is fenced.
   void take(size_t index, uint64_t room, size_t count, std::vector<Slice>* slices);
-  void slice_done(const Slice& slice);
+  void slices_done(const std::vector<Slice>& slices);
   void slice_failed(const Slice& slice, const Status& status);
   // What fences a connection, see Lane. Each comes before slice_failed() of the slices.
   void write_dropped(size_t index);
@@ -73,22 +74,33 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // Operations with bytes that no connection has. Those that ended while they waited linger, but are never
   // more than the others.
   struct Queue {
-    std::deque<std::shared_ptr<Operation>> operations;
+    Ring<std::shared_ptr<Operation>> operations;
     size_t ended = 0;
 
     void tidy();
   };
 
+  // Small and large ones: a small one never waits behind the slices of a large one.
+  struct Queues {
+    Queue small, large;
+  };
+
   Peer(EndpointAddress address, uint64_t session, Surroundings& surroundings);
 
   std::vector<Outgoing*> engage_for_waiting();
+  std::vector<Outgoing*> with_fenced(std::vector<Outgoing*> chosen);
   std::vector<Outgoing*> engaged() const;
   void withdraw(Operation& operation, const Status& status);
   void settle(const std::shared_ptr<Operation>& operation);
-  void fail_waiting(Queue& queue, const Status& status);
-  bool idle() const { return reads_.operations.empty() && writes_.operations.empty(); }
+  void finish(const std::shared_ptr<Operation>& operation, std::vector<Completion>* completions);
+  void fail_waiting(Queues& queues, const Status& status);
+  bool idle() const;
   bool may_write(size_t index) const;
-  Queue* next_queue(bool may_write);
+  bool may_take_large(size_t index) const;
+  bool writes_wait() const;
+  Queue& queue_of(const Operation& operation);
+  Queue* next_queue(bool may_write, bool may_take_large);
+  void tidy();
   void wake_for_waiting();
 
   const EndpointAddress address_;
@@ -96,10 +108,14 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Surroundings& surroundings_;
   std::vector<Lane> lanes_;
   std::mutex mutex_;  // everything below, and the lanes' fields other than `connection`
-  Queue reads_, writes_;
+  Queues reads_, writes_;
+  std::vector<Completion> completed_;  // of slices_done(), to keep its memory
   uint64_t next_order_ = 0;
   uint64_t waiting_bytes_ = 0;
-  std::unordered_multimap<uint64_t, std::shared_ptr<Operation>> live_;  // by cookie
+  uint64_t waiting_large_bytes_ = 0;  // of these
+  // What has not completed, with its cookie, in no order: adding and removing are what happens all the time,
+  // finding only for cancel().
+  std::vector<std::pair<uint64_t, std::shared_ptr<Operation>>> live_;
 };
 
 }  // namespace mooncake_tcp

@@ -12,7 +12,10 @@ namespace mooncake_tcp {
 
 namespace {
 
-constexpr uint64_t kTurnBytes = 4u << 20;  // one way, then the worker's other connections get their turn
+// One way, then the thread's other connections get their turn. Less for a thread of the engine, which has
+// other things to do than moving bytes.
+constexpr uint64_t kTurnBytes = 4u << 20;
+constexpr uint64_t kHostTurnBytes = 1u << 20;
 constexpr uint64_t kBulkBytes = 32u << 10;
 constexpr int kMaxVectors = 64;
 // Between two sockets of one machine, what is on its way should fit the L2 cache: then the second of the two
@@ -50,16 +53,31 @@ void tune_socket(int socket, const Options& options, bool same_host) {
 }
 
 bool Stream::adopt(Descriptor socket, uint32_t events, std::shared_ptr<void> owner) {
-  token_ = worker_.watch(socket.get(), events, this, std::move(owner));
+  token_ = worker_.poller().watch(socket.get(), events, this, std::move(owner));
   if (token_ == 0) return false;
   socket_ = std::move(socket);
   watched_events_ = events;
   return true;
 }
 
+bool Stream::move_to(Poller& host, std::shared_ptr<void> owner) {
+  host_token_ = host.watch(socket_.get(), EPOLLIN, this, std::move(owner));
+  if (host_token_ == 0) return false;
+  host_ = &host;
+  watched_events_ = EPOLLIN;
+  worker_.poller().change(token_, socket_.get(), EPOLLRDHUP);
+  return true;
+}
+
 void Stream::close_socket() {
   if (!is_open()) return;
-  worker_.forget(token_, socket_.get());
+  if (host_ != nullptr) {
+    host_->forget(host_token_, socket_.get());
+  } else {
+    worker_.set_deadline(token_, 0);  // on the worker's thread, as all that has no host
+  }
+  host_ = nullptr;
+  worker_.poller().forget(token_, socket_.get());
   socket_.reset();
   out_.clear();
   sink_ = {};
@@ -78,7 +96,7 @@ void Stream::on_events(uint32_t events) {
     flush();
     if (!is_open()) return;
   }
-  bool ended = (events & (EPOLLERR | EPOLLHUP)) != 0;
+  bool ended = (events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) != 0;
   if (stalled_ && may_read()) {
     stalled_ = false;
     receive();
@@ -96,20 +114,25 @@ void Stream::settle() {
   if (!is_open()) return;
   if (stalled_ && may_read()) worker_.again(token_);
   uint32_t events = (may_read() && !stalled_ ? EPOLLIN : 0u) | (out_.empty() ? 0u : EPOLLOUT);
-  if (events != watched_events_) {
-    worker_.change(token_, socket_.get(), events);
-    watched_events_ = events;
+  if (events == watched_events_) return;
+  watched_events_ = events;
+  if (host_ != nullptr) {
+    host_->change(host_token_, socket_.get(), events);
+  } else {
+    worker_.poller().change(token_, socket_.get(), events);
   }
 }
 
 // ---- out
 
 void Stream::flush() {
-  for (uint64_t turn = 0; is_open() && !out_.empty() && turn < kTurnBytes;) {
+  const uint64_t most = host_ != nullptr ? kHostTurnBytes : kTurnBytes;
+  for (uint64_t turn = 0; is_open() && !out_.empty() && turn < most;) {
     iovec vectors[kMaxVectors];
     size_t count = 0;
     uint64_t offered = 0;
-    for (const Frame& frame : out_) {
+    for (size_t i = 0; i < out_.size(); ++i) {
+      const Frame& frame = out_[i];
       if (count + 2 > kMaxVectors || offered >= kTurnBytes) break;
       if (frame.sent < sizeof(Header)) {
         auto* header = reinterpret_cast<const std::byte*>(&frame.header);
@@ -159,7 +182,8 @@ void Stream::expect_payload(std::byte* to, uint64_t length) {
 
 void Stream::receive() {
   if (!parse()) return;
-  for (uint64_t turn = 0; turn < kTurnBytes;) {
+  const uint64_t most = host_ != nullptr ? kHostTurnBytes : kTurnBytes;
+  for (uint64_t turn = 0; turn < most;) {
     iovec vectors[2];
     size_t count = 0;
     size_t asked = 0;

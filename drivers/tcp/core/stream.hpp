@@ -4,11 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 
 #include "address.hpp"
 #include "options.hpp"
+#include "ring.hpp"
 #include "worker.hpp"
 
 namespace mooncake_tcp {
@@ -29,8 +29,11 @@ class Stream : public Watched {
 
   explicit Stream(Worker& worker) : worker_(worker) {}
 
-  // Takes a socket over. False (errno) when it cannot be watched.
+  // Takes a socket over, watched by the worker. False (errno) when it cannot be watched.
   bool adopt(Descriptor socket, uint32_t events, std::shared_ptr<void> owner);
+  // From now on `host` tells of bytes and of room, on whatever thread asks it; the worker of the end only.
+  // False (errno): nothing has changed.
+  bool move_to(Poller& host, std::shared_ptr<void> owner);
   bool is_open() const { return socket_.valid(); }
   int socket() const { return socket_.get(); }
   void set_deadline(uint64_t deadline_ns) { worker_.set_deadline(token_, deadline_ns); }
@@ -57,7 +60,7 @@ class Stream : public Watched {
   virtual void on_broken(const Status& status) = 0;
 
   Worker& worker_;
-  std::deque<Frame> out_;
+  Ring<Frame> out_;
   uint64_t sent_seq_ = 0;  // of the last request that went out whole
 
  private:
@@ -75,7 +78,9 @@ class Stream : public Watched {
   void note_sent(uint64_t bytes);
 
   Descriptor socket_;
-  uint64_t token_ = 0;
+  uint64_t token_ = 0;      // with the worker
+  Poller* host_ = nullptr;  // see move_to()
+  uint64_t host_token_ = 0;
   uint32_t watched_events_ = 0;
   bool stalled_ = false;  // stopped in the middle of `ahead_` because may_read() said no
   bool bulk_ = false;  // the last frame was large: read ahead no further than one header, so that payload is
@@ -83,7 +88,7 @@ class Stream : public Watched {
   Sink sink_;
   size_t ahead_begin_ = 0;
   size_t ahead_end_ = 0;
-  std::byte ahead_[8192];
+  std::byte ahead_[64 << 10];
 };
 
 // Options of a connected or connecting socket. `same_host` chooses a small send buffer.

@@ -15,7 +15,7 @@ namespace mooncake_tcp {
 using Key = std::array<uint8_t, MC_KEY_BYTES>;
 
 constexpr uint32_t kMagic = 0x3154434d;  // "MCT1" in memory
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
 // A longer frame is a protocol error: slices are at most this long, so such a header is garbage.
 constexpr uint64_t kMaxPayload = 1ull << 30;
 
@@ -23,13 +23,22 @@ enum class Op : uint8_t {
   kHello = 1,      // initiator: `key` is the nonce of the endpoint it means to reach; session, see Header
   kWelcome = 2,    // target: `status` MC_OK, or MC_UNREACHABLE when the nonce is another's
   kWrite = 3,      // initiator: header, then `length` bytes for the region
-  kWriteDone = 4,  // target: the bytes are in its memory, or `status` and `flags` say why not
+  kWriteDone = 4,  // target: the bytes of this write, and of those before it that were not answered, are in
+                   // its memory; or `status` and `flags` say why those of this one are not
   kRead = 5,       // initiator: asks for `length` bytes
   kReadData = 6,   // target: header, then `length` bytes; none when `status` is not MC_OK
 };
 
 // Why a target refused (`flags` of its answer).
-enum class Refusal : uint16_t { kNone = 0, kUnknownRegion = 1, kWrongKey = 2, kOutside = 3, kClosing = 4 };
+enum class Refusal : uint16_t {
+  kNone = 0,
+  kUnknownRegion = 1,
+  kWrongKey = 2,
+  kOutside = 3,
+  kClosing = 4,
+  kRevoked = 5,
+  kForbidden = 6,  // the key allows the other direction only
+};
 
 inline const char* text_of(uint16_t refusal) {
   switch (static_cast<Refusal>(refusal)) {
@@ -41,6 +50,10 @@ inline const char* text_of(uint16_t refusal) {
       return "the range is outside the region";
     case Refusal::kClosing:
       return "the region is being closed";
+    case Refusal::kRevoked:
+      return "the access key was revoked";
+    case Refusal::kForbidden:
+      return "the access key does not allow this direction";
     default:
       return "it gave no reason";
   }
@@ -48,8 +61,8 @@ inline const char* text_of(uint16_t refusal) {
 
 // Whether every later request for the same region with the same key will be refused too.
 inline bool is_final(uint16_t refusal) {
-  return refusal != static_cast<uint16_t>(Refusal::kNone) &&
-         refusal != static_cast<uint16_t>(Refusal::kOutside);
+  auto why = static_cast<Refusal>(refusal);
+  return why != Refusal::kNone && why != Refusal::kOutside && why != Refusal::kForbidden;
 }
 
 // Little-endian, 64 bytes. Members that an op does not use are 0.

@@ -2,35 +2,37 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 namespace mooncake_tcp {
 
-namespace {
-
-constexpr uint64_t kWakeToken = 0;
-
-int control(int epoll, int operation, int fd, uint64_t token, uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = token;
-  return epoll_ctl(epoll, operation, fd, &event);
+uint64_t SpinBudget::ns(uint64_t now) {
+  if (now < off_until_ns_) return 0;
+  if (pauses_ == 0) return kMostNs;
+  --pauses_;
+  return 0;
 }
 
-}  // namespace
+void SpinBudget::looked(bool found) {
+  if (found) {
+    misses_ = 0;
+    next_pauses_ = kFewestPauses;
+  } else if (++misses_ > 1) {
+    pauses_ = std::exchange(next_pauses_, std::min(next_pauses_ * 2, kMostPauses));
+  }
+}
 
 Status Worker::start(const std::string& name) {
-  epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
+  Status opened = poller_.open();
+  if (!opened.ok()) return opened;
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!epoll_.valid() || !wake_.valid() ||
-      control(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), kWakeToken, EPOLLIN) != 0) {
-    return os_error("cannot create an event loop", errno);
-  }
+  if (wake_.valid()) wake_token_ = poller_.watch(wake_.get(), EPOLLIN, nullptr, nullptr);
+  if (wake_token_ == 0) return os_error("cannot create an event loop", errno);
   // Signals belong to the threads of the program, never to ours.
   sigset_t all, before;
   sigfillset(&all);
@@ -52,8 +54,9 @@ void Worker::stop() {
     [[maybe_unused]] int ignored = eventfd_write(wake_.get(), 1);
     thread_.join();
   }
+  std::vector<Task> dropped;
   std::lock_guard lock(mutex_);
-  tasks_.clear();
+  dropped.swap(tasks_);
 }
 
 void Worker::post(Task task) {
@@ -68,24 +71,6 @@ void Worker::post(Task task) {
   }
 }
 
-uint64_t Worker::watch(int fd, uint32_t events, Watched* watched, std::shared_ptr<void> owner) {
-  uint64_t token = next_token_++;
-  if (control(epoll_.get(), EPOLL_CTL_ADD, fd, token, events) != 0) return 0;
-  watched_.emplace(token, Entry{watched, std::move(owner)});
-  return token;
-}
-
-void Worker::change(uint64_t token, int fd, uint32_t events) {
-  control(epoll_.get(), EPOLL_CTL_MOD, fd, token, events);
-}
-
-void Worker::forget(uint64_t token, int fd) {
-  // Explicit, because closing does not remove a socket that a forked child still holds.
-  control(epoll_.get(), EPOLL_CTL_DEL, fd, token, 0);
-  watched_.erase(token);
-  deadlines_.erase(token);
-}
-
 void Worker::set_deadline(uint64_t token, uint64_t deadline_ns) {
   if (deadline_ns == 0) {
     deadlines_.erase(token);
@@ -97,21 +82,20 @@ void Worker::set_deadline(uint64_t token, uint64_t deadline_ns) {
 void Worker::again(uint64_t token) { again_.push_back(token); }
 
 void Worker::each(const std::function<void(Watched&)>& action) {
-  std::vector<Entry> entries;  // a copy: the action may make its object go
-  for (const auto& [token, entry] : watched_) entries.push_back(entry);
-  for (const Entry& entry : entries) action(*entry.watched);
+  // A copy: the action may make its object go.
+  for (const Poller::Entry& entry : poller_.entries()) action(*entry.watched);
 }
 
 void Worker::run() {
   epoll_event events[64];
   while (!stopping_) {
-    int count = epoll_wait(epoll_.get(), events, 64, wait_ms());
+    int count = wait(events, 64);
     for (int i = 0; i < count; ++i) {
-      if (events[i].data.u64 == kWakeToken) {
+      if (events[i].data.u64 == wake_token_) {
         eventfd_t drained;
         [[maybe_unused]] int ignored = eventfd_read(wake_.get(), &drained);
       } else {
-        dispatch(events[i].data.u64, events[i].events);
+        poller_.dispatch(events[i].data.u64, events[i].events);
       }
     }
     run_tasks();
@@ -121,12 +105,21 @@ void Worker::run() {
   each([](Watched& watched) { watched.on_stop(); });
 }
 
-// Looks the token up at the last moment: an earlier event of the same round may have ended the object.
-void Worker::dispatch(uint64_t token, uint32_t events) {
-  auto found = watched_.find(token);
-  if (found == watched_.end()) return;
-  Entry entry = found->second;
-  entry.watched->on_events(events);
+// Looks for a while, then sleeps.
+int Worker::wait(epoll_event* events, int most) {
+  int count = poller_.wait(events, most, 0);
+  if (count > 0 || !again_.empty()) return count;
+  uint64_t now = now_ns();
+  uint64_t budget = spin_.ns(now);
+  if (budget == 0) return poller_.wait(events, most, wait_ms());
+  for (uint64_t until = now + budget; count == 0 && now < until;) {
+    count = poller_.wait(events, most, 0);
+    uint64_t later = now_ns();
+    if (later - now > SpinBudget::kLostCoreNs) spin_.lost_core(later);
+    now = later;
+  }
+  spin_.looked(count > 0);
+  return count != 0 ? count : poller_.wait(events, most, wait_ms());
 }
 
 void Worker::run_tasks() {
@@ -141,7 +134,7 @@ void Worker::run_tasks() {
 void Worker::run_again() {
   std::vector<uint64_t> tokens;
   tokens.swap(again_);
-  for (uint64_t token : tokens) dispatch(token, 0);
+  for (uint64_t token : tokens) poller_.dispatch(token, 0);
 }
 
 void Worker::run_deadlines() {
@@ -153,10 +146,8 @@ void Worker::run_deadlines() {
   }
   for (uint64_t token : due) {
     deadlines_.erase(token);
-    auto found = watched_.find(token);
-    if (found == watched_.end()) continue;
-    Entry entry = found->second;
-    entry.watched->on_deadline();
+    Poller::Entry entry = poller_.find(token);
+    if (entry.watched != nullptr) entry.watched->on_deadline();
   }
 }
 

@@ -112,7 +112,7 @@ def test_a_refused_request_has_no_effect_and_the_connection_goes_on(
         {"op": 0},
         {"op": Op.WRITE_DONE},
         {"op": 77},
-        {"version": 2},
+        {"version": 1},
         {"magic": b"MCT2"},
         {"reserved": 1},
         {"length": 0},

@@ -33,6 +33,8 @@ class Refusal(IntEnum):
     WRONG_KEY = 2
     OUTSIDE = 3
     CLOSING = 4
+    REVOKED = 5
+    FORBIDDEN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Frame:
     length: int = 0
     status: int = 0
     magic: bytes = b"MCT1"
-    version: int = 1
+    version: int = 2
     reserved: int = 0
 
     def packed(self) -> bytes:
