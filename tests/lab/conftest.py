@@ -1,0 +1,55 @@
+"""Running commands in the lab's guests, or the exact reason why this machine cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+QEMU = "qemu-system-x86_64"
+BOOT_AND_RUN_S = 500
+
+
+def kernel_cache() -> Path:
+    """Where `hatch run lab --setup` keeps the kernel; run.py reads the same variable."""
+    return Path(os.environ.get("MOONCAKE_LAB_CACHE") or HERE.parents[1] / ".hatch/lab")
+
+
+def why_not() -> str:
+    """Why no guest can be booted here; empty when one can."""
+    if not shutil.which(QEMU):
+        return f"{QEMU} is not installed; run `hatch run lab --setup` first"
+    if not (kernel_cache() / "kernel/kernel.json").exists():
+        return f"no guest kernel under {kernel_cache()}; run `hatch run lab --setup` first"
+    return ""
+
+
+@pytest.fixture(scope="session")
+def lab() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command in a guest: ``lab(flags, command)``. Asserts that it ended well."""
+    if reason := why_not():
+        pytest.skip(reason)
+
+    def run(flags: list[str], command: list[str]) -> subprocess.CompletedProcess[str]:
+        line = [
+            sys.executable,
+            str(HERE / "run.py"),
+            "--timeout",
+            str(BOOT_AND_RUN_S),
+            *flags,
+            "--",
+            *command,
+        ]
+        limit_s = BOOT_AND_RUN_S + 60
+        done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=limit_s)
+        sys.stderr.write(done.stderr)
+        assert done.returncode == 0, f"exit status {done.returncode}:\n{done.stderr[-4000:]}"
+        return done
+
+    return run
