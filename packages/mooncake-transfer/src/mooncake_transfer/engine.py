@@ -277,8 +277,10 @@ class TransferEngine:
         if in_use not in ("wait", "refuse"):
             raise ConfigError(f"in_use is {in_use!r}; it must be 'wait' or 'refuse'")
         limit_s = self.config.close_timeout_s if timeout_s is None else timeout_s
-        self._directory.withdraw(region)
+        if in_use == "wait":  # nobody shall find what is about to go
+            self._directory.withdraw(region)
         self._core.close_region(core, limit_s, in_use == "refuse")
+        self._directory.withdraw(region)
         with self._lock:
             if self._regions.pop(region._id, None) is None:
                 return
@@ -347,15 +349,15 @@ class TransferEngine:
         """
         self._dispatcher.on_peer_lost(handler)
 
-    def publish(self, region: Region, *, name: str = "") -> None:
+    def publish(self, region: Region, *, name: str = "", access: Access = "rw") -> None:
         """Let peers find ``region`` as ``engine-name/name`` (default: the region's own name).
 
-        Who can read the registry then may read and write the region. It is taken back when the region or the
-        engine is closed, and expires when the process dies. A registry that does not answer gets it later.
-        Raises ConfigError when the engine has no name, RegionClosed.
+        Who can read the registry then may do with it what ``access`` says. The name is taken back when the
+        region or the engine is closed, and expires when the process dies. A registry that does not answer
+        gets it later. Raises ConfigError when the engine has no name, and as ``Region.descriptor`` does.
         """
         self._require_open()
-        self._directory.publish(region, name or region.name, region.descriptor())
+        self._directory.publish(region, name or region.name, region.descriptor(access))
 
     def find_region(self, path: str, *, timeout_s: float | None = None) -> RemoteRegion:
         """Reach the region that a peer published: ``engine-name/region-name``.

@@ -18,6 +18,7 @@ from mooncake_transfer.errors import (
     ConfigError,
     NameUnknown,
     PeerRestarted,
+    RegionRefused,
     RegistryUnavailable,
     TransferError,
 )
@@ -63,6 +64,20 @@ def test_a_published_region_is_found_by_name_and_read(shared_url: str) -> None:
             local.view()[:] = bytes(4096)
             reader.read(local, reader.find_region(path), [[0, 0, 4096]]).wait(10.0)
             assert bytes(local.view()) == PAYLOAD
+
+
+def test_a_region_published_for_reading_cannot_be_written(url: str) -> None:
+    with TransferEngine(named(url, "owner")) as owner, TransferEngine(named(url)) as reader:
+        region, local = owner.allocate(4096, name="kv"), reader.allocate(4096)
+        region.view()[:] = PAYLOAD
+        owner.publish(region, access="r")
+        remote = reader.find_region("owner/kv")
+        reader.read(local, remote, [[0, 0, 4096]]).wait(10.0)
+        assert bytes(local.view()) == PAYLOAD
+        local.view()[:] = bytes(4096)
+        with pytest.raises(RegionRefused):
+            reader.write(local, remote, [[0, 0, 4096]]).wait(10.0)
+        assert bytes(region.view()) == PAYLOAD
 
 
 def test_names_go_with_their_engine_and_regions_with_their_memory(shared_url: str) -> None:
