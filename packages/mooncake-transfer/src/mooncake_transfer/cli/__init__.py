@@ -7,6 +7,7 @@ import typer
 from mooncake_transfer.cli.bench import bench_commands
 from mooncake_transfer.cli.doctor import doctor
 from mooncake_transfer.cli.metadata import metadata
+from mooncake_transfer.cli.top import top
 from mooncake_transfer.cli.topology import topology
 from mooncake_transfer.plugins import CLI_GROUP, load_plugins
 
@@ -27,6 +28,7 @@ def build_app() -> typer.Typer:
     app.command()(topology)
     app.add_typer(bench_commands)
     app.add_typer(metadata, name="metadata")
+    app.command()(top)
     load_plugins(CLI_GROUP).manager.hook.mooncake_cli(app=app)
     return app
 

@@ -1,0 +1,52 @@
+"""How engines of one host are found without a registry, and without a file that could be left behind.
+
+Each engine holds an empty memory file whose name tells its address. The kernel shows the names of a process's
+open files in /proc to other processes of the same user, and forgets them when the process ends.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["Beacon", "engines_here"]
+
+PREFIX = "mooncake-engine:"
+SHOWN_AS = f"/memfd:{PREFIX}"
+
+
+class Beacon:
+    """Shows the address of one engine to who looks for engines on this host."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+
+    def start(self, address: str) -> None:
+        """Show ``address`` from now on."""
+        self._fd = os.memfd_create(f"{PREFIX}{address}"[:200], os.MFD_CLOEXEC)
+
+    def stop(self) -> None:
+        """Show it no longer. Safe to call twice."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def engines_here(proc: Path = Path("/proc")) -> dict[str, int]:
+    """Addresses of the engines on this host that this user may see, with the process of each.
+
+    Engines in other containers, and of other users, are not among them.
+    """
+    found: dict[str, int] = {}
+    for process in sorted(proc.iterdir()):
+        if not process.name.isdigit():
+            continue
+        try:
+            for file in (process / "fd").iterdir():
+                name = str(file.readlink())
+                if name.startswith(SHOWN_AS):
+                    address = name.removeprefix(SHOWN_AS).removesuffix(" (deleted)")
+                    found.setdefault(address, int(process.name))
+        except OSError:
+            continue  # it has just ended, or belongs to somebody else
+    return found
