@@ -153,7 +153,7 @@ def test_top_finds_the_engines_of_this_host_by_itself(pair) -> None:
 
 
 def test_where_no_engine_runs_top_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mooncake_transfer.cli.top.engines_here", dict)
+    monkeypatch.setattr(sys.modules["mooncake_transfer.cli.top"], "engines_here", dict)
     result = top("--once")
     assert result.exit_code == 2
     assert "no engine of this user runs on this host" in result.output

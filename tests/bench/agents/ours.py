@@ -79,10 +79,6 @@ class Initiator:
 
     def measure(self, op: str, size: int, count: int, seconds: float) -> dict[str, object]:
         """Time transfers of ``count`` blocks, prepared once."""
-        if not hasattr(self.engine, "prepare_write"):
-            start = self.engine.write if op == "write" else self.engine.read
-            blocks = self._blocks(count, size)
-            return wire.time_calls(lambda: start(self.local, self.remote, blocks).wait(), seconds, self.pids)
         prepare = self.engine.prepare_write if op == "write" else self.engine.prepare_read
         transfer = prepare(self.local, self.remote, self._blocks(count, size))
 

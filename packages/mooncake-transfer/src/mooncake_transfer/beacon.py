@@ -6,7 +6,9 @@ open files in /proc to other processes of the same user, and forgets them when t
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 __all__ = ["Beacon", "engines_here"]
@@ -38,15 +40,16 @@ def engines_here(proc: Path = Path("/proc")) -> dict[str, int]:
     Engines in other containers, and of other users, are not among them.
     """
     found: dict[str, int] = {}
-    for process in sorted(proc.iterdir()):
-        if not process.name.isdigit():
-            continue
-        try:
-            for file in (process / "fd").iterdir():
-                name = str(file.readlink())
-                if name.startswith(SHOWN_AS):
-                    address = name.removeprefix(SHOWN_AS).removesuffix(" (deleted)")
-                    found.setdefault(address, int(process.name))
-        except OSError:
-            continue  # it has just ended, or belongs to somebody else
+    for process in sorted(entry for entry in proc.iterdir() if entry.name.isdigit()):
+        for name in _open_files(process):
+            if name.startswith(SHOWN_AS):
+                address = name.removeprefix(SHOWN_AS).removesuffix(" (deleted)")
+                found.setdefault(address, int(process.name))
     return found
+
+
+def _open_files(process: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError):  # it has just ended, or belongs to somebody else
+        for file in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                yield str(file.readlink())

@@ -84,6 +84,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         name: what this engine is called there; empty: it only looks others up.
         registry_ttl_s: how long the registry keeps the name of an engine that died.
         registry_timeout_s: how long each step of a question to the registry may take.
+        metrics_port: port of ``host`` that serves ``/metrics`` for Prometheus; 0 takes any free one, None
+            serves none. Needs the extra ``metrics``.
         rails: how transfers are spread over several NICs or addresses, and when one is given up.
         integrity: compare checksums (xxh3-64) of both ends after moving: ``off``, ``sample`` or ``full``.
             Bytes that differ are moved again; ``wait()`` raises IntegrityError when that does not help.
@@ -108,6 +110,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     name: str = ""
     registry_ttl_s: float = 15.0
     registry_timeout_s: float = 2.0
+    metrics_port: int | None = None
     rails: RailConfig = RailConfig()
     integrity: Literal["off", "sample", "full"] = "off"
     integrity_sample: float = 0.01
@@ -130,6 +133,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def _check_ports(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port {self.port} is outside 0..65535; use 0 for any free port")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
+            raise ConfigError(f"metrics_port is {self.metrics_port}; it must be within 0..65535, or None")
         if self.port_range is not None:
             if self.port:
                 raise ConfigError(f"port is {self.port} and port_range {self.port_range}; set one of them")

@@ -29,13 +29,16 @@ from mooncake_transfer._errors import (
     RegionRefused,
 )
 from mooncake_transfer._integrity import Checksums, Integrity
+from mooncake_transfer._metrics_export import MetricsExport
 from mooncake_transfer._notices import NoticeReader
 from mooncake_transfer._opening import open_drivers
 from mooncake_transfer._serving import Dispatcher, Handler, LostHandler
 from mooncake_transfer._watching import Watcher
+from mooncake_transfer.beacon import Beacon
 from mooncake_transfer.config import TransferConfig
 from mooncake_transfer.drivers import DriverStatus
 from mooncake_transfer.grid import Blocks
+from mooncake_transfer.introspection import STATS_METHOD, SnapshotServer
 from mooncake_transfer.memory import FileSource, Memory, RegionMap, allocate_shareable, file_source, wrap
 from mooncake_transfer.peer import CHECKSUM_METHOD, REGION_METHOD, Caller, Peer
 from mooncake_transfer.rails import RailStatus
@@ -81,16 +84,20 @@ class TransferEngine:
         self._verifier = Integrity(self, sample)
         self._integrity = None if self.config.integrity == "off" else self._verifier
         self._notices = NoticeReader(self._core, self._verifier.moved)
+        self._metrics, self._beacon = MetricsExport(), Beacon()
         self._finalizer = weakref.finalize(
             self,
             _shut_down,
             self._channel,
             self._core,
-            (self._dispatcher, self._notices, self._verifier, self._watcher),
+            (self._metrics, self._beacon, self._dispatcher, self._notices, self._verifier, self._watcher),
             os.getpid(),
         )
         try:
             self.address = self._start()
+            self._beacon.start(self.address)
+            if self.config.metrics_port is not None:
+                self._metrics.start(self, self.config.host, self.config.metrics_port)
             self._directory = Directory(self.config, self.address, self.epoch)
             # Made after the engine's own, so it runs before: a name is taken back while it still leads here.
             self._leave_directory = weakref.finalize(self, _leave, self._directory, os.getpid())
@@ -115,11 +122,17 @@ class TransferEngine:
         self._core.start()
         self.serve(REGION_METHOD, _RegionsByName(weakref.ref(self)))
         self.serve(CHECKSUM_METHOD, Checksums(weakref.ref(self)))
+        self.serve(STATS_METHOD, SnapshotServer(self))
         hello = _wire.Hello(_wire.PROTOCOL, self.epoch, address, self._core.addresses())
         self._channel.start(msgspec.msgpack.encode(hello))
         self._dispatcher.start()
         self._notices.start()
         return address
+
+    @property
+    def metrics_address(self) -> str | None:
+        """Where ``/metrics`` is served for Prometheus; None without ``metrics_port``."""
+        return self._metrics.address
 
     # ---- regions
 

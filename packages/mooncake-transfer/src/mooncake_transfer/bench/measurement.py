@@ -125,10 +125,11 @@ def _run(
     start: threading.Barrier,
 ) -> npt.NDArray[np.int64]:
     try:
-        post = engine.write if point.op == WRITE else engine.read
-        blocks = point.blocks(thread)
+        prepare = engine.prepare_write if point.op == WRITE else engine.prepare_read
+        transfer = prepare(local, remote, point.blocks(thread))
         for _ in range(WARM_CALLS):
-            post(local, remote, blocks).wait()
+            transfer.post()
+            transfer.wait()
         start.wait(60)
     except BaseException:
         start.abort()
@@ -138,7 +139,8 @@ def _run(
     end = now + int(seconds * 1e9)
     while now < end or len(taken) < LEAST_CALLS:
         began = clock()
-        post(local, remote, blocks).wait()
+        transfer.post()
+        transfer.wait()
         now = clock()
         taken.append(now - began)
     return np.array(taken, dtype=np.int64)
