@@ -139,6 +139,11 @@ void wait(Handle& self, std::optional<double> timeout_s) {
   if (!t.done()) {
     double limit = timeout_s.value_or(self.timeout_s);
     bool ended = wait_interruptibly(limit, [&](uint64_t deadline) { return self.engine->wait(t, deadline); });
+    // Whoever saw its region idle may expect it to be done.
+    if (!ended && t.finishing) {
+      nb::gil_scoped_release release;
+      ended = t.wait_until(deadline_after(kCancelGraceS));
+    }
     if (!ended && !give_up(self, limit)) {
       raise(Status::error(Code::kTimeout, t.label() + " cannot be ended: a driver still uses its memory (" +
                                               self.engine->explain(t) + "); keep the memory and wait again"));

@@ -8,9 +8,9 @@ namespace mooncake {
 
 namespace {
 
-constexpr size_t kSlab = 256;               // slices allocated at once
-constexpr size_t kQuantum = 16;             // slices of one transfer before the next one's turn
-constexpr uint64_t kProbeBytes = 64u << 10; // a slow rail shall not hold up a transfer by much
+constexpr size_t kSlab = 256;                // slices allocated at once
+constexpr size_t kQuantum = 16;              // slices of one transfer before the next one's turn
+constexpr uint64_t kProbeBytes = 64u << 10;  // a slow rail shall not hold up a transfer by much
 constexpr uint64_t kRetryDelayNs = 20'000'000;
 constexpr uint64_t kStallNs = 1'000'000;
 
@@ -72,7 +72,7 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
     }
     whole = !t.cutting;
   }
-  for (const auto& done : ended) end(*done);
+  for (const auto& done : ended) end(*done, now_ns());
   if (batch.count != 0) submit(batch);
   progress();
   if (t.state() != Transfer::State::kRunning) return {};
@@ -94,8 +94,8 @@ void Engine::enqueue(std::shared_ptr<Transfer> transfer) {
   make_ready(peer);
 }
 
-// The key of a peer is that of its most urgent transfer: when it began to wait, and one aging period per class
-// below the highest. So lower classes are served last, yet never wait for ever.
+// The key of a peer is that of its most urgent transfer: when it began to wait, and one aging period per
+// class below the highest. So lower classes are served last, yet never wait for ever.
 void Engine::make_ready(Peer& peer) {
   PeerQueue& queue = peer.queue;
   if (queue.ready) unready(peer);
@@ -129,7 +129,7 @@ void Engine::pump() {
       std::lock_guard lock(mutex_);
       collect(batch, ended);
     }
-    for (const auto& transfer : ended) end(*transfer);
+    for (const auto& transfer : ended) end(*transfer, now_ns());
     if (batch.count == 0 && ended.empty()) return;
     if (batch.count != 0) submit(batch);
   }
@@ -190,12 +190,12 @@ Engine::Cut Engine::cut_into(Transfer& t, Batch& batch, size_t quantum) {
     if (quantum-- == 0) return Cut::kQuantum;
     size_t rail = 0;
     bool probe = false;
-    Pick found = pick(t, 0, 1, now_ns(), &rail, &probe);
+    Pick found = pick(t, 0, 1, batch.now_ns, &rail, &probe);
     if (found == Pick::kFull) return Cut::kFull;
     if (found == Pick::kNone) {
       std::string said = t.attempts();
-      t.note_failure(Status::error(
-          Code::kNoRoute, "no driver does the " + t.label() + (said.empty() ? "" : ": " + said)));
+      t.note_failure(Status::error(Code::kNoRoute,
+                                   "no driver does the " + t.label() + (said.empty() ? "" : ": " + said)));
       t.cancelled = true;
       drop_rest(t);
       return Cut::kFailed;
@@ -219,7 +219,7 @@ Engine::Cut Engine::cut_into(Transfer& t, Batch& batch, size_t quantum) {
 
 Engine::Cut Engine::retry_into(Peer& peer, Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended) {
   auto& retries = peer.queue.retries;
-  uint64_t now = retries.empty() ? 0 : now_ns();
+  uint64_t now = batch.now_ns;
   for (size_t left = retries.size(); left > 0; --left) {
     if (batch.count == kBatch) return Cut::kOtherEndpoint;
     Slice& slice = *retries.front();
@@ -242,7 +242,8 @@ Engine::Cut Engine::retry_into(Peer& peer, Batch& batch, std::vector<std::shared
     }
     if (found == Pick::kNone) {
       if (!t.cancelled) {
-        t.note_failure(Status::error(Code::kNoRoute, "no driver does the " + t.label() + ": " + t.attempts()));
+        t.note_failure(
+            Status::error(Code::kNoRoute, "no driver does the " + t.label() + ": " + t.attempts()));
         t.cancelled = true;
         drop_rest(t);
       }
@@ -323,7 +324,8 @@ Engine::Pick Engine::best_of_tier(const Transfer& t, uint64_t candidates, uint64
     }
     if (!way.room(bytes) || way.bandwidth() * policy_.slow_ratio < fastest) continue;
     double distance = numa_.penalty((*endpoints_)[way.endpoint]->numa_node(), t.local->numa_node);
-    // Ties are broken by what is in flight in operations of any size; a nominal slice makes idle rails differ.
+    // Ties are broken by what is in flight in operations of any size; a nominal slice makes idle rails
+    // differ.
     double time = way.predict(std::max(bytes, policy_.slice_bytes)) * distance;
     if (!found || time < best_time) {
       found = true;
@@ -393,7 +395,7 @@ bool Engine::place(Slice& slice, size_t rail, Batch& batch) {
   Rail& way = *peer.rails()[rail];
   slice.rail = static_cast<uint32_t>(rail);
   slice.tried |= bit(rail);
-  slice.submitted_ns = now_ns();
+  slice.submitted_ns = batch.now_ns;
   Status status = t.remote->handle(rail, &slice.op.connection, &slice.op.remote);
   if (!status.ok()) {
     t.note_attempt(status.reason);
@@ -427,7 +429,7 @@ void Engine::submit(Batch& batch) {
       Peer& peer = *slice.transfer->remote->peer();
       peer.rails()[slice.rail]->end(slice.op.length);
       Slice* ended = &slice;
-      if (!on_failure(slice, std::move(status))) settle(&ended, 1);
+      if (!on_failure(slice, std::move(status))) settle(&ended, 1, now_ns());
       continue;
     }
     // Its queue is full. The rest comes first when it has room again.
@@ -476,14 +478,14 @@ void Engine::on_completions(const mc_completion* completions, size_t count) {
       ended[n++] = &slice;
     }
     if (n == kBatch) {
-      settle(ended, n);
+      settle(ended, n, now);
       n = 0;
     }
   }
-  settle(ended, n);
+  settle(ended, n, now);
 }
 
-void Engine::settle(Slice* const* slices, size_t count) {
+void Engine::settle(Slice* const* slices, size_t count, uint64_t now) {
   Transfer* ended[kBatch];
   size_t n = 0;
   {
@@ -498,7 +500,7 @@ void Engine::settle(Slice* const* slices, size_t count) {
     for (Peer* peer : stalled_) make_ready(*peer);
     stalled_.clear();
   }
-  for (size_t i = 0; i < n; ++i) end(*ended[i]);
+  for (size_t i = 0; i < n; ++i) end(*ended[i], now);
 }
 
 bool Engine::on_failure(Slice& slice, Status status) {
@@ -517,8 +519,8 @@ bool Engine::on_failure(Slice& slice, Status status) {
       opened = way.failed(slice.submitted_ns, status.reason, policy_);
     }
     if (way.tell(status.reason)) {
-      notices_.push({opened ? Notice::Kind::kBreakerOpened : Notice::Kind::kRailFailed, peer.label(), way.label,
-                     t.remote->name(), status.reason, nullptr});
+      notices_.push({opened ? Notice::Kind::kBreakerOpened : Notice::Kind::kRailFailed, peer.label(),
+                     way.label, t.remote->name(), status.reason, nullptr});
     }
     std::lock_guard lock(mutex_);
     slice.with_driver = false;
@@ -571,7 +573,7 @@ bool Engine::unlink(Transfer& t) {
 }
 
 // Every slice has ended. The transfer is no longer active, unless it is held.
-void Engine::end(Transfer& t) {
+void Engine::end(Transfer& t, uint64_t now) {
   if (t.bytes_done() == t.plan.bytes()) t.forgive();
   if (t.options.held) {
     if (t.ok()) {
@@ -581,7 +583,7 @@ void Engine::end(Transfer& t) {
     std::lock_guard lock(mutex_);
     if (!unlink(t)) return;
   }
-  finish(t);
+  finish(t, now);
 }
 
 void Engine::release(Transfer& t, const Status& status) {
@@ -590,10 +592,11 @@ void Engine::release(Transfer& t, const Status& status) {
     if (!unlink(t)) return;
   }
   if (!status.ok()) t.note_failure(status);
-  finish(t);
+  finish(t, now_ns());
 }
 
-void Engine::finish(Transfer& t) {
+void Engine::finish(Transfer& t, uint64_t now) {
+  t.finishing = true;
   t.local->leave();
   if (t.options.on_moved) {
     if (t.ok()) {
@@ -603,7 +606,7 @@ void Engine::finish(Transfer& t) {
     t.options.on_moved = nullptr;
   }
   std::shared_ptr<Transfer> keep = std::move(t.self);
-  t.complete();
+  t.complete(now);
 }
 
 // ---- cancelling
@@ -623,7 +626,7 @@ void Engine::cancel(Transfer& t, const Status& why) {
     if (!peer.queue.retries.empty()) make_ready(peer);  // its retries are dropped there
     if (t.live == 0 && t.slices == nullptr && !t.options.held && unlink(t)) ended = t.shared_from_this();
   }
-  if (ended) end(*ended);
+  if (ended) end(*ended, now_ns());
   attend();
 }
 
@@ -635,7 +638,8 @@ void Engine::cancel_slices(Transfer& t) {
 }
 
 std::string Engine::explain(Transfer& t) {
-  std::string text = std::to_string(t.bytes_done()) + " of " + std::to_string(t.plan.bytes()) + " bytes were moved";
+  std::string text =
+      std::to_string(t.bytes_done()) + " of " + std::to_string(t.plan.bytes()) + " bytes were moved";
   std::lock_guard lock(mutex_);
   uint64_t rails = 0;
   size_t queued = t.cutting;

@@ -102,7 +102,7 @@ void Engine::close() {
       transfer->note_failure(
           Status::error(Code::kClosed, transfer->label() + ": the engine was closed while it was running"));
       transfer->local->leave();
-      transfer->complete();
+      transfer->complete(now_ns());
     }
     notices_.close();
   });
@@ -292,8 +292,9 @@ Status Engine::prepare(mc_opcode opcode, std::shared_ptr<Region> local, std::sha
     if (local->handles[way.endpoint] == 0) {
       add_reason(&reasons, Status::error(Code::kNoRoute, way.label + ": it does not know the local region"));
     } else if ((plan.alignment_bits() & (alignment - 1)) != 0) {
-      add_reason(&reasons, Status::error(Code::kNoRoute, way.label + ": it needs offsets and lengths in multiples of " +
-                                                             std::to_string(alignment)));
+      add_reason(&reasons,
+                 Status::error(Code::kNoRoute, way.label + ": it needs offsets and lengths in multiples of " +
+                                                   std::to_string(alignment)));
     } else {
       usable |= uint64_t{1} << rail;
     }

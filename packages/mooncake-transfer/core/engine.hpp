@@ -1,7 +1,8 @@
 // The engine: drivers, regions, peers, and what keeps transfers going.
 //
-// A transfer waits in the queue of its peer and is cut into slices as the peer's rails have room. Whoever polls
-// (a waiting thread, or the progress thread when nobody waits) takes completions, frees room and cuts further.
+// A transfer waits in the queue of its peer and is cut into slices as the peer's rails have room. Whoever
+// polls (a waiting thread, or the progress thread when nobody waits) takes completions, frees room and cuts
+// further.
 #pragma once
 
 #include <unistd.h>
@@ -16,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "numa.hpp"
 #include "notice.hpp"
+#include "numa.hpp"
 #include "transfer.hpp"
 
 namespace mooncake {
@@ -97,6 +98,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Batch {
     size_t endpoint = 0;
     void* stream = nullptr;
+    uint64_t now_ns = mooncake::now_ns();  // read once: a clock takes as long as a small slice
     size_t count = 0;
     mc_op ops[kBatch];
     Slice* slices[kBatch];
@@ -106,13 +108,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // dispatch.cpp; those marked (m) are called with the mutex held
   void pump();
-  void collect(Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended);                       // (m)
-  Cut cut_into(Transfer& transfer, Batch& batch, size_t quantum);                                  // (m)
-  Cut retry_into(Peer& peer, Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended);         // (m)
-  bool place(Slice& slice, size_t rail, Batch& batch);                                             // (m)
+  void collect(Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended);                // (m)
+  Cut cut_into(Transfer& transfer, Batch& batch, size_t quantum);                           // (m)
+  Cut retry_into(Peer& peer, Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended);  // (m)
+  bool place(Slice& slice, size_t rail, Batch& batch);                                      // (m)
   Pick pick(const Transfer& transfer, uint64_t tried, uint64_t bytes, uint64_t now, size_t* rail,
-            bool* probe);                                                                          // (m)
-  Pick best_of_tier(const Transfer& transfer, uint64_t rails, uint64_t bytes, size_t* rail, bool* probe);  // (m)
+            bool* probe);  // (m)
+  Pick best_of_tier(const Transfer& transfer, uint64_t rails, uint64_t bytes, size_t* rail,
+                    bool* probe);  // (m)
   uint64_t slice_limit(const Transfer& transfer, const Rail& rail, bool probe, uint64_t* hard) const;
   void enqueue(std::shared_ptr<Transfer> transfer);  // (m)
   void make_ready(Peer& peer);                       // (m)
@@ -122,13 +125,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void free_slice(Slice& slice);                     // (m)
   bool unlink(Transfer& transfer);                   // (m) false when close() has ended it
   void submit(Batch& batch);
-  void settle(Slice* const* slices, size_t count);
-  void end(Transfer& transfer);
-  void finish(Transfer& transfer);
+  void settle(Slice* const* slices, size_t count, uint64_t now_ns);
+  void end(Transfer& transfer, uint64_t now_ns);
+  void finish(Transfer& transfer, uint64_t now_ns);
   void on_completions(const mc_completion* completions, size_t count);
   // True when the slice will be tried again; otherwise it is to be settled.
   bool on_failure(Slice& slice, Status status);
-  bool reroute(Slice& slice, Code code);  // (m)
+  bool reroute(Slice& slice, Code code);   // (m)
   void cancel_slices(Transfer& transfer);  // (m)
 
   // progress.cpp
@@ -167,8 +170,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Who polls: at most one waiting thread leads; the progress thread does when none does.
   std::atomic<bool> led_{false};
   std::atomic<uint32_t> followers_{0};
-  std::atomic<bool> attended_{false};  // completions must wake the progress thread
-  std::atomic<bool> asleep_{false};    // the progress thread watches nothing but `wake_fd_`
+  std::atomic<bool> attended_{false};      // completions must wake the progress thread
+  std::atomic<bool> asleep_{false};        // the progress thread watches nothing but `wake_fd_`
   std::atomic<uint64_t> spin_ns_{50'000};  // how long to poll before sleeping, learnt from small transfers
   int wake_fd_ = -1;
   int leader_fd_ = -1;

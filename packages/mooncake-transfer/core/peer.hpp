@@ -15,7 +15,7 @@ namespace mooncake {
 
 constexpr size_t kMaxRails = 64;  // one bit each in a mask
 
-class Peer {
+class Peer : public std::enable_shared_from_this<Peer> {
  public:
   // `channel_connection`: where notifications for it go, 0 when there is no channel.
   Peer(std::shared_ptr<Endpoints> endpoints, std::string label, uint64_t channel_connection,
@@ -45,7 +45,7 @@ class Peer {
   std::vector<std::atomic<mc_handle>> connections_;  // by rail
 };
 
-class RemoteRegion {
+class RemoteRegion : public std::enable_shared_from_this<RemoteRegion> {
  public:
   RemoteRegion(std::shared_ptr<Peer> peer, std::string name, uint64_t region_id, const uint8_t* key,
                uint64_t length, const std::vector<DriverBlob>& keys);
@@ -73,8 +73,8 @@ class RemoteRegion {
   uint64_t rails_ = 0;
   std::atomic<uint64_t> unsupported_{0};
   std::mutex mutex_;
-  std::vector<std::string> blobs_;                // by rail
-  std::vector<std::atomic<mc_handle>> handles_;   // by rail
+  std::vector<std::string> blobs_;               // by rail
+  std::vector<std::atomic<mc_handle>> handles_;  // by rail
 };
 
 }  // namespace mooncake

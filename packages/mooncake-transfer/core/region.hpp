@@ -22,7 +22,7 @@ struct DriverBlob {
 };
 
 // A registered range of local memory. Handles are per endpoint, 0 where the driver did not take it.
-struct Region {
+struct Region : std::enable_shared_from_this<Region> {
   explicit Region(size_t endpoints) : handles(endpoints) {}
 
   uint64_t id = 0;

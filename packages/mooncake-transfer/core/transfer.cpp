@@ -47,6 +47,7 @@ bool Transfer::begin(const PostOptions& post) {
     for (auto& bytes : bytes_on_rail_) bytes = 0;
   }
   cancelled = false;
+  finishing = false;
   options = post;
   cursor.reset(plan);
   started_ns_ = now_ns();
@@ -133,8 +134,8 @@ std::string Transfer::attempts() const {
   return joined;
 }
 
-void Transfer::complete() {
-  finished_ns_.store(now_ns(), std::memory_order_relaxed);
+void Transfer::complete(uint64_t now) {
+  finished_ns_.store(now, std::memory_order_relaxed);
   state_.store(State::kDone);  // sequentially consistent, as the watchers' counting: one sees the other
   if (watchers_.load() == 0) return;
   std::lock_guard lock(mutex_);

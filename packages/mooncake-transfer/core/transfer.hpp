@@ -67,11 +67,12 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
     bytes_on_rail_[rail].fetch_add(bytes, std::memory_order_relaxed);
   }
   // Ends the run and wakes who waits.
-  void complete();
+  void complete(uint64_t now_ns);
   // As signal_when_done for a descriptor that outlives the run; false when it is done already.
   bool wake(int fd);
   void unwake(int fd);
 
+  std::atomic<bool> finishing{false};  // nothing uses its memory any more; complete() is a moment away
   std::atomic<bool> cancelled{false};  // nothing more of it goes to a driver
 
   // Guarded by the engine's mutex.
