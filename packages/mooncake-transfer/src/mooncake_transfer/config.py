@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
 from mooncake_transfer._address import check_name
 from mooncake_transfer._errors import ConfigError
+from mooncake_transfer.layers import Settings, from_environment, from_toml
 from mooncake_transfer.tls import TlsConfig
 
-__all__ = ["RailConfig", "TransferConfig"]
+__all__ = ["LoadedConfig", "RailConfig", "TransferConfig", "load_config"]
+
+ENVIRONMENT_PREFIX = "MOONCAKE_TRANSFER_"
+FILE_VARIABLE = "MOONCAKE_CONFIG"
 
 OptionValue = str | int | float | bool
 
@@ -115,6 +122,11 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     integrity: Literal["off", "sample", "full"] = "off"
     integrity_sample: float = 0.01
 
+    @classmethod
+    def load(cls, file: str | Path | None = None, **arguments: Any) -> TransferConfig:
+        """Read file, environment and keyword arguments, later ones first; see ``load_config``."""
+        return load_config(file, **arguments).config
+
     def __post_init__(self) -> None:
         self._check_ports()
         for name in TIMES:
@@ -146,3 +158,41 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ConfigError(f"integrity is {self.integrity!r}; it must be 'off', 'sample' or 'full'")
         if not 0 < self.integrity_sample <= 1:
             raise ConfigError(f"integrity_sample is {self.integrity_sample}; it must lie in (0, 1]")
+
+
+class LoadedConfig(msgspec.Struct, frozen=True):
+    """A configuration and, by dotted path such as ``rails.attempts``, what set each value that is set."""
+
+    config: TransferConfig
+    origins: dict[str, str]
+
+
+def load_config(
+    file: str | Path | None = None, *, environment: Mapping[str, str] | None = None, **arguments: Any
+) -> LoadedConfig:
+    """Defaults, then a TOML file, then the environment, then ``arguments``.
+
+    The file is the one given or else named by MOONCAKE_CONFIG; its ``[transfer]`` table counts. A variable
+    MOONCAKE_TRANSFER_PORT sets ``port``, MOONCAKE_TRANSFER_RAILS__ATTEMPTS ``rails.attempts``; lists are
+    separated by commas. ``environment`` stands for the process's own. Raises ConfigError for a file that
+    cannot be read, a key that is no setting (with the nearest that is), and a value that cannot work.
+    """
+    environment = os.environ if environment is None else environment
+    settings = Settings(TransferConfig)
+    file = file or environment.get(FILE_VARIABLE)
+    if file:
+        try:
+            text = Path(file).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"configuration {file} cannot be read: {error.strerror or error}") from None
+        settings.add(from_toml(text, str(file)), str(file))
+    for variable, values in from_environment(environment, ENVIRONMENT_PREFIX):
+        settings.add(values, variable)
+    settings.add(arguments, "argument")
+    try:
+        config = msgspec.convert(settings.values, TransferConfig, strict=False)
+    except msgspec.ValidationError as error:
+        where = str(error).rpartition("`$.")[2].rstrip("`") if "`$." in str(error) else ""
+        origin = settings.origins.get(where.partition("[")[0])
+        raise ConfigError(f"{origin or 'configuration'}: {error}") from None
+    return LoadedConfig(config, settings.origins)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from mooncake_transfer.cli.bench import bench_commands
+from mooncake_transfer.cli.config import config
 from mooncake_transfer.cli.doctor import doctor
 from mooncake_transfer.cli.metadata import metadata
 from mooncake_transfer.cli.top import top
@@ -27,6 +28,7 @@ def build_app() -> typer.Typer:
     app.command()(doctor)
     app.command()(topology)
     app.add_typer(bench_commands)
+    app.add_typer(config, name="config")
     app.add_typer(metadata, name="metadata")
     app.command()(top)
     load_plugins(CLI_GROUP).manager.hook.mooncake_cli(app=app)
