@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from mooncake_transfer import TransferConfig, TransferEngine
 from mooncake_transfer.cli import build_app
 from mooncake_transfer.errors import MemoryUnavailable
-from mooncake_transfer.memory import Memory, allocate_shareable, wrap
+from mooncake_transfer.memory import FileSource, Memory, allocate_shareable, file_source, wrap
 
 MIB = 1 << 20
 
@@ -22,6 +23,7 @@ def main() -> None:
         "topology": json.loads(CliRunner().invoke(build_app(), ["topology", "--json"]).output),
         "bound": {str(node): bound_pages(node) for node in (0, 1, 2)},
         "huge": huge_pages(),
+        "drive": drive(),
         "transfer": transfer_to_far_memory(),
     }
     json.dump(report, sys.stdout)
@@ -51,6 +53,16 @@ def huge_pages() -> dict[str, str]:
         allocate_shareable(1 << 30, "too much", huge_pages="2M")
     except MemoryUnavailable as error:
         report["refusal"] = str(error)
+    memory.close()
+    return report
+
+
+def drive() -> dict[str, object]:
+    """Describe an NVMe drive of node 1 as a region, and write to it by what a driver would get."""
+    memory = file_source(FileSource("/dev/nvme1n1", offset=4096))
+    os.pwrite(memory.fd, b"block", memory.fd_offset)
+    content = os.pread(memory.fd, 5, memory.fd_offset).decode()
+    report = {"kind": memory.kind.name, "nbytes": memory.nbytes, "node": memory.numa_node, "content": content}
     memory.close()
     return report
 

@@ -93,5 +93,9 @@ def test_missing_huge_pages_are_named_with_the_remedy(guest: dict[str, Any]) -> 
     )
 
 
+def test_a_drive_is_a_region_on_its_controllers_node(guest: dict[str, Any]) -> None:
+    assert guest["drive"] == {"kind": "BLOCK", "nbytes": (256 << 20) - 4096, "node": 1, "content": "block"}
+
+
 def test_bytes_move_between_far_memory_and_huge_pages(guest: dict[str, Any]) -> None:
     assert guest["transfer"] == (1 << 20) // 4

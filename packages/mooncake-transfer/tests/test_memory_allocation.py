@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_transfer._memory import shareable
+from mooncake_transfer._memory import files, shareable
 from mooncake_transfer.errors import ConfigError, MemoryUnavailable
 from mooncake_transfer.memory import (
     FileSource,
@@ -171,3 +171,33 @@ def test_a_part_outside_the_file_is_refused(tmp_path: Path, offset: int, nbytes:
 def test_what_is_no_file_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot open|no file and no block device"):
         file_source(FileSource(tmp_path / path))
+
+
+@pytest.mark.parametrize(
+    ("drive", "controllers", "node"),
+    [
+        ("devices/pci0000:40/0000:41:00.0/nvme/nvme0/nvme0n1", {"devices/pci0000:40/0000:41:00.0": "1"}, 1),
+        ("devices/virtual/nvme-subsystem/s0/nvme0n1", {"devices/virtual/nvme-subsystem/s0/nvme0": "1"}, 1),
+        (
+            "devices/virtual/nvme-subsystem/s0/nvme0n1",
+            {"devices/virtual/nvme-subsystem/s0/nvme0": "1", "devices/virtual/nvme-subsystem/s0/nvme1": "0"},
+            -1,
+        ),
+        ("devices/virtual/block/ram0", {}, -1),
+    ],
+)
+def test_a_file_lies_on_the_node_of_the_controller_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drive: str, controllers: dict[str, str], node: int
+) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"x")
+    device = path.stat().st_dev
+    (tmp_path / drive).mkdir(parents=True)
+    for folder, text in controllers.items():
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "numa_node").write_text(f"{text}\n")
+    (tmp_path / f"{os.major(device)}:{os.minor(device)}").symlink_to(drive)
+    monkeypatch.setattr(files, "BLOCKS", tmp_path)
+    memory = file_source(FileSource(path))
+    assert memory.numa_node == node
+    memory.close()

@@ -107,8 +107,15 @@ def _node_of_block_device(device: int) -> int:
     except OSError:
         return -1
     for folder in (place, *place.parents):
-        try:
-            return int((folder / "numa_node").read_text())
-        except (OSError, ValueError):  # not here: the controller is further up
-            continue
+        # A drive that several controllers may lead to hangs below none of them; its subsystem lists them.
+        nodes = {_number(file) for file in (folder / "numa_node", *folder.glob("nvme*/numa_node"))} - {-1}
+        if nodes:
+            return nodes.pop() if len(nodes) == 1 else -1
     return -1
+
+
+def _number(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # not here: the controller is further up
+        return -1
