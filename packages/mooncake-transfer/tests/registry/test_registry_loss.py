@@ -156,6 +156,7 @@ def test_a_peer_that_lost_its_connection_is_reached_again_without_the_registry(t
         first = reader.connect("owner")
         server.kill()
         first.close()
+        wait_until(lambda: not first.alive, "the connection has ended")
         again = reader.connect("owner")
         assert again is not first
         assert again.epoch == owner.epoch
