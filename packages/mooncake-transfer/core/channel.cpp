@@ -252,8 +252,11 @@ Status Channel::reply(uint64_t connection, uint64_t request, bool failed, const 
   LinkPtr link = find(connection);
   if (!link) return Status::error(Code::kUnreachable, "the peer that asked is gone");
   Status status = send(link, failed ? kTypeError : kTypeReply, request, "", body);
-  if (status.code == Code::kNoMemory) lose(link, status);
-  answered(link);
+  if (status.code == Code::kNoMemory) {
+    status.code = Code::kUnreachable;
+    lose(link, status);
+  }
+  if (status.code != Code::kInvalid) answered(link);  // else another answer is to come
   return status;
 }
 

@@ -88,6 +88,7 @@ class Channel {
   Status hello_of(uint64_t connection, std::string* hello);
   bool next_request(uint64_t deadline_ns, Event* event);
   bool next_event(uint64_t deadline_ns, Event* event);
+  // kInvalid: the body is over the limit, and the request still waits for an answer.
   Status reply(uint64_t connection, uint64_t request, bool failed, const std::string& body);
 
  private:

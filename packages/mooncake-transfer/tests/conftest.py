@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mooncake_transfer._core import Channel
+from mooncake_transfer.errors import PeerUnreachable
 
 DEADLINE_S = 10.0
 HEADER = struct.Struct("<IBBHQ")
@@ -143,7 +144,8 @@ def answering() -> Iterator[Callable[[Channel], None]]:
                 item = channel.next_request(0.05)
                 if item is not None:
                     _, connection, request, method, body = item
-                    channel.reply(connection, request, method == "fail", body[::-1])
+                    with contextlib.suppress(PeerUnreachable):  # it has gone meanwhile
+                        channel.reply(connection, request, method == "fail", body[::-1])
 
         thread = threading.Thread(target=run)
         thread.start()

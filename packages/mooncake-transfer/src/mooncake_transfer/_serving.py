@@ -74,9 +74,12 @@ class Dispatcher:
             failed, answer = False, reply or b""
         except Exception as error:  # the handler's failure belongs to the caller, who gets it
             log.debug("handler of %s failed", method, exc_info=True)
-            failed, answer = True, msgspec.msgpack.encode(_wire.Failure(type(error).__name__, str(error)))
+            failed, answer = True, _failure(error)
         try:
-            self._channel.reply(connection, request, failed, answer)
+            try:
+                self._channel.reply(connection, request, failed, answer)
+            except ConfigError as error:  # the answer is over the limit; the caller gets that instead
+                self._channel.reply(connection, request, True, _failure(error))
         except PeerError as error:
             log.info("the answer to %s is lost: %s", method, error)
 
@@ -127,3 +130,7 @@ class Dispatcher:
                 handler(caller)
             except Exception:  # nobody waits for it, and the other handlers must learn of it all the same
                 log.exception("a handler of lost peers failed for %s", caller.address)
+
+
+def _failure(error: Exception) -> bytes:
+    return msgspec.msgpack.encode(_wire.Failure(type(error).__name__, str(error)))
