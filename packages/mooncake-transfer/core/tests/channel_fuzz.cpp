@@ -150,6 +150,21 @@ int connect_plainly(uint16_t port) {
   return fd;
 }
 
+// Connects to a server that greets or does not, and then answers nonsense.
+void ask_a_strange_server(Channel& channel, int server, uint16_t port, uint64_t salt) {
+  std::thread strange([&] {
+    Random random(salt);
+    play(accept(server, nullptr, nullptr), random, scene(random, below(random, 2) == 0, kTypeHelloAck));
+  });
+  uint64_t connection = 0;
+  std::string hello, reply, failure;
+  Status status = channel.connect("127.0.0.1", port, deadline_after(10), &connection, &hello);
+  if (status.ok()) status = channel.call(connection, "x", "y", deadline_after(10), &reply, &failure);
+  require(status.code != Code::kTimeout, "a call outlived the server's end");
+  channel.disconnect(connection);
+  strange.join();
+}
+
 void start(Channel& channel) {
   require(channel.listen("127.0.0.1", 0, 0).ok() && channel.start("hello").ok(), "a channel does not start");
 }
@@ -194,18 +209,7 @@ int main(int count, char** words) {
     if (done % 16 != 15) {  // a stranger comes
       play(connect_plainly(target.port()), random, scene(random, below(random, 4) != 0, kTypeHello));
     } else {  // a strange server answers
-      std::thread strange([&, salt = random()] {
-        Random own(salt);
-        int fd = accept(server, nullptr, nullptr);
-        play(fd, own, scene(own, below(own, 2) == 0, kTypeHelloAck));
-      });
-      uint64_t connection = 0;
-      std::string reply, failure;
-      status = target.connect("127.0.0.1", ntohs(at.sin_port), deadline_after(10), &connection, &hello);
-      if (status.ok()) status = target.call(connection, "x", "y", deadline_after(10), &reply, &failure);
-      require(status.code != Code::kTimeout, "a call outlived the server's end");
-      target.disconnect(connection);
-      strange.join();
+      ask_a_strange_server(target, server, ntohs(at.sin_port), random());
     }
     if (done % kBatch != kBatch - 1) continue;
     std::string reply, failure, body = noise(random, 100);
