@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mooncake_transfer.log_format import JsonLines, TextLines
+from mooncake_transfer import TransferConfig, TransferEngine
+from mooncake_transfer.errors import RemoteError
+from mooncake_transfer.log_format import JsonLines, TextLines, fields_of
 
 
 @pytest.fixture
@@ -44,3 +46,21 @@ def test_a_json_line_has_its_fields_and_its_exception(lines) -> None:
     assert (line["event"], line["region"]) == ("rail failed", "kv")
     assert "ValueError: no" in line["exception"]
     assert set(line) == {"time", "level", "logger", "message", "event", "region", "exception"}
+
+
+def test_a_handler_that_fails_leaves_a_line_that_names_its_method(caplog: pytest.LogCaptureFixture) -> None:
+    config = TransferConfig(drivers=("tcp",))
+
+    def fail(*_: object) -> bytes:
+        raise ValueError("no")
+
+    with (
+        TransferEngine(config) as served,
+        TransferEngine(config) as asking,
+        caplog.at_level(logging.DEBUG, "mooncake_transfer"),
+    ):
+        served.serve("a.method", fail)
+        with pytest.raises(RemoteError):
+            asking.connect(served.address).call("a.method")
+    (record,) = [record for record in caplog.records if record.getMessage() == "handler of a.method failed"]
+    assert fields_of(record) == {"method": "a.method"}

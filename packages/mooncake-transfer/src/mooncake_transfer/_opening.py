@@ -46,7 +46,8 @@ def _open_driver(
             place = f" on {spec.device}" if spec.device else ""
             if config.drivers is not None:
                 raise DriverUnavailable(f"driver {info.name!r} does not start{place}: {error}") from error
-            log.warning("driver %s does not start%s: %s", info.name, place, error)
+            fields = {"driver": info.name}
+            log.warning("driver %s does not start%s: %s", info.name, place, error, extra=fields)
             reasons.append(f"it does not start{place}: {error}")
     if opened:
         return status

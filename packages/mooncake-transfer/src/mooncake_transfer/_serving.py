@@ -73,7 +73,7 @@ class Dispatcher:
             reply = self._handler(method)(body, self._caller(connection))
             failed, answer = False, reply or b""
         except Exception as error:  # the handler's failure belongs to the caller, who gets it
-            log.debug("handler of %s failed", method, exc_info=True)
+            log.debug("handler of %s failed", method, exc_info=True, extra={"method": method})
             failed, answer = True, _failure(error)
         try:
             try:
@@ -81,7 +81,7 @@ class Dispatcher:
             except ConfigError as error:  # the answer is over the limit; the caller gets that instead
                 self._channel.reply(connection, request, True, _failure(error))
         except PeerError as error:
-            log.info("the answer to %s is lost: %s", method, error)
+            log.info("the answer to %s is lost: %s", method, error, extra={"method": method})
 
     def _handler(self, method: str) -> Handler:
         try:
@@ -109,7 +109,7 @@ class Dispatcher:
             try:
                 self._take_event(kind, connection, method, body)
             except Exception:  # nobody waits for it, and the next event must be handled all the same
-                log.exception("handling %s %s failed", kind, method)
+                log.exception("handling %s %s failed", kind, method, extra={"method": method})
 
     def _take_event(self, kind: str, connection: int, method: str, body: bytes) -> None:
         if kind == "hello":
@@ -129,7 +129,8 @@ class Dispatcher:
             try:
                 handler(caller)
             except Exception:  # nobody waits for it, and the other handlers must learn of it all the same
-                log.exception("a handler of lost peers failed for %s", caller.address)
+                where = {"peer": caller.address}
+                log.exception("a handler of lost peers failed for %s", caller.address, extra=where)
 
 
 def _failure(error: Exception) -> bytes:

@@ -30,7 +30,7 @@ def _probe(info: DriverInfo) -> DriverStatus:
     try:
         found = info.probe()
     except Exception as error:  # a third party's probe: its failure is the reason that is shown
-        log.exception("probe of driver %s failed", info.name)
+        log.exception("probe of driver %s failed", info.name, extra={"driver": info.name})
         found = Unavailable(f"its probe failed: {type(error).__name__}: {error}")
     if isinstance(found, Available):
         return DriverStatus(info.name, info.priority, True, devices=found.devices)

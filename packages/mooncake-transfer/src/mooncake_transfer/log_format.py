@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 
 import msgspec
 
-__all__ = ["FIELDS", "JsonLines", "TextLines"]
+__all__ = ["FIELDS", "JsonLines", "TextLines", "fields_of"]
 
 FIELDS = ("event", "peer", "rail", "region", "driver", "method")
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"

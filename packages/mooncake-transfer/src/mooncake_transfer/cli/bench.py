@@ -31,7 +31,7 @@ from mooncake_transfer.bench import (
 )
 from mooncake_transfer.bench.plot import plot_results, require_plotting
 from mooncake_transfer.bench.verdict import verdict
-from mooncake_transfer.config import TransferConfig
+from mooncake_transfer.cli.visitor import visitor_config
 from mooncake_transfer.drivers import probe_drivers
 from mooncake_transfer.engine import TransferEngine
 from mooncake_transfer.process import announce_ready, configure_logging, watch_lifeline
@@ -105,7 +105,9 @@ def transfer(
 
 @bench_commands.command()
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on, and to be known by.")] = "127.0.0.1",
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on, and to be known by; without it as configured.")
+    ] = None,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes any free one.")] = 0,
     max_size: Annotated[str, typer.Option(help="Most memory lent to one peer.")] = "4G",
     ready_fd: Annotated[int | None, typer.Option(help='Write {"address": ...} here when ready.')] = None,
@@ -122,7 +124,7 @@ def serve(
         signal.signal(number, lambda *_: stop.set())
     try:
         max_bytes = parse_size(max_size)
-        engine = TransferEngine(TransferConfig(host=host, port=port))
+        engine = TransferEngine(visitor_config(port=port, **({} if host is None else {"host": host})))
     except TransferError as error:
         Console(stderr=True).print(
             f"mooncake bench serve: {error}", markup=False, highlight=False, soft_wrap=True
@@ -172,7 +174,7 @@ def _measure_all(
         task = progress.add_task("starting", total=len(plan.points()))
         for driver in plan.drivers:
             points = [point for point in plan.points() if point.driver == driver]
-            with TransferEngine(TransferConfig(drivers=(driver,))) as engine:
+            with TransferEngine(visitor_config(drivers=(driver,))) as engine:
                 local = engine.allocate(plan.region_bytes, prefault=True)
                 remote = request_region(engine, address, plan.region_bytes)
                 for point in points:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from mooncake_transfer._errors import TransferError
 from mooncake_transfer.beacon import engines_here
-from mooncake_transfer.config import TransferConfig
+from mooncake_transfer.cli.visitor import visitor_config
 from mooncake_transfer.engine import TransferEngine
 from mooncake_transfer.introspection import RailRate, Snapshot, ask_snapshot, rail_rates
 
@@ -67,7 +67,7 @@ def top(
         _print_line(errors, "mooncake top: no engine of this user runs on this host; name one as host:port")
         raise typer.Exit(WRONG_USE)
     try:
-        engine = TransferEngine(TransferConfig(port=0))
+        engine = TransferEngine(visitor_config())
     except TransferError as error:
         _print_line(errors, f"mooncake top: no engine to ask from: {error}")
         raise typer.Exit(WRONG_USE) from None
