@@ -9,7 +9,8 @@ namespace mooncake {
 namespace {
 
 constexpr size_t kSlab = 256;                // slices allocated at once
-constexpr size_t kQuantum = 16;              // slices of one transfer before the next one's turn
+constexpr size_t kTurnSlices = 16;           // of one transfer before the next one's turn ...
+constexpr uint64_t kTurnBytes = 4u << 20;    // ... or so many bytes
 constexpr uint64_t kProbeBytes = 64u << 10;  // a slow rail shall not hold up a transfer by much
 constexpr uint64_t kRetryDelayNs = 20'000'000;
 constexpr uint64_t kStallNs = 1'000'000;
@@ -58,7 +59,7 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
       drop_rest(t);
       if (t.options.held || unlink(t)) ended.push_back(transfer);
     } else {
-      Cut cut = peer.queue.empty() ? cut_into(t, batch, kBatch) : Cut::kQuantum;
+      Cut cut = peer.queue.empty() ? cut_into(t, batch) : Cut::kTurnOver;
       if (t.cutting) {
         enqueue(transfer);
         if (cut == Cut::kFull) {
@@ -157,11 +158,11 @@ void Engine::collect(Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended
       }
       if (best == nullptr) continue;
       std::shared_ptr<Transfer> transfer = best->front().transfer;
-      cut = cut_into(*transfer, batch, kQuantum);
+      cut = cut_into(*transfer, batch);
       if (!transfer->cutting) {
         best->pop_front();
         if (transfer->live == 0 && unlink(*transfer)) ended.push_back(transfer);
-      } else if (cut == Cut::kQuantum) {
+      } else if (cut == Cut::kTurnOver) {
         best->pop_front();
         best->push_back({std::move(transfer), now_ns()});
       }
@@ -179,7 +180,7 @@ void Engine::collect(Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended
   }
 }
 
-Engine::Cut Engine::cut_into(Transfer& t, Batch& batch, size_t quantum) {
+Engine::Cut Engine::cut_into(Transfer& t, Batch& batch) {
   Peer& peer = *t.remote->peer();
   while (!t.cursor.exhausted(t.plan)) {
     if (t.cancelled) {
@@ -187,7 +188,12 @@ Engine::Cut Engine::cut_into(Transfer& t, Batch& batch, size_t quantum) {
       return Cut::kFailed;
     }
     if (batch.count == kBatch) return Cut::kOtherEndpoint;
-    if (quantum-- == 0) return Cut::kQuantum;
+    bool alone = t.remote->peer()->queue.empty();
+    if (!alone && (t.turn_slices >= kTurnSlices || t.turn_bytes >= kTurnBytes)) {
+      t.turn_slices = 0;
+      t.turn_bytes = 0;
+      return Cut::kTurnOver;
+    }
     size_t rail = 0;
     bool probe = false;
     Pick found = pick(t, 0, 1, batch.now_ns, &rail, &probe);
@@ -206,6 +212,8 @@ Engine::Cut Engine::cut_into(Transfer& t, Batch& batch, size_t quantum) {
     uint64_t hard = 0;
     uint64_t limit = slice_limit(t, way, probe, &hard);
     Block block = t.cursor.cut(t.plan, limit, hard);
+    ++t.turn_slices;
+    t.turn_bytes += block.length;
     Slice& slice = *new_slice(t);
     slice.op.opcode = t.opcode;
     slice.op.local_offset = block.local_offset;
@@ -514,7 +522,8 @@ bool Engine::on_failure(Slice& slice, Status status) {
     t.note_attempt(reason);
     bool opened = false;
     if (status.code == Code::kUnsupported) {
-      t.remote->rule_out(slice.rail);
+      // Without a stream it may well do it.
+      if (t.options.stream == nullptr) t.remote->rule_out(slice.rail);
     } else {
       opened = way.failed(slice.submitted_ns, status.reason, policy_);
     }

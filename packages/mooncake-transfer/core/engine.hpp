@@ -103,13 +103,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
     mc_op ops[kBatch];
     Slice* slices[kBatch];
   };
-  enum class Cut { kExhausted, kQuantum, kFull, kOtherEndpoint, kFailed };
+  enum class Cut { kExhausted, kTurnOver, kFull, kOtherEndpoint, kFailed };
   enum class Pick { kRail, kFull, kNone };
 
   // dispatch.cpp; those marked (m) are called with the mutex held
   void pump();
   void collect(Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended);                // (m)
-  Cut cut_into(Transfer& transfer, Batch& batch, size_t quantum);                           // (m)
+  Cut cut_into(Transfer& transfer, Batch& batch);                                           // (m)
   Cut retry_into(Peer& peer, Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended);  // (m)
   bool place(Slice& slice, size_t rail, Batch& batch);                                      // (m)
   Pick pick(const Transfer& transfer, uint64_t tried, uint64_t bytes, uint64_t now, size_t* rail,

@@ -48,6 +48,8 @@ bool Transfer::begin(const PostOptions& post) {
   }
   cancelled = false;
   finishing = false;
+  turn_slices = 0;
+  turn_bytes = 0;
   options = post;
   cursor.reset(plan);
   started_ns_ = now_ns();

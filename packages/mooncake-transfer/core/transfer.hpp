@@ -80,6 +80,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   Cursor cursor;
   bool cutting = false;  // the cursor is not at its end: counts as one of `live`
   uint64_t live = 0;
+  size_t turn_slices = 0;  // cut since it was its turn
+  uint64_t turn_bytes = 0;
   Slice* slices = nullptr;
   std::shared_ptr<Transfer> self;  // while it runs
   Transfer* previous_active = nullptr;

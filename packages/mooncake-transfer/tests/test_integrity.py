@@ -1,0 +1,114 @@
+"""Checksums of both ends, and what is done about a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mooncake_transfer import Region, RemoteRegion, Transfer, TransferEngine
+from mooncake_transfer.errors import ConfigError, IntegrityError
+from mooncake_transfer.testing.fake import FakeFabric
+from mooncake_transfer.testing.fixtures import bytes_of, wait_until
+
+MIB = 1 << 20
+NBYTES = 5 * MIB
+DEADLINE_S = 20.0
+
+
+class Pair:
+    """Two engines over a device that can spoil bytes."""
+
+    def __init__(self, stack: ExitStack, **settings: Any) -> None:
+        self.fabric = stack.enter_context(FakeFabric())
+        self.near = stack.enter_context(TransferEngine(self.fabric.config("near", **settings)))
+        self.far = stack.enter_context(TransferEngine(self.fabric.config("far")))
+        self.local: Region = self.near.allocate(NBYTES)
+        self.owned: Region = self.far.allocate(NBYTES)
+        self.remote: RemoteRegion = self.near.import_region(self.owned.descriptor())
+        self.device = self.fabric.device("near")
+        bytes_of(self.local)[:] = np.resize(np.arange(251, dtype=np.uint8), NBYTES)
+
+    def write(self, **options: Any) -> Transfer:
+        return self.near.write(self.local, self.remote, [[0, 0, NBYTES]], **options)
+
+    def same(self) -> bool:
+        return np.array_equal(bytes_of(self.local), bytes_of(self.owned))
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_without_checking_a_spoilt_byte_goes_unnoticed(stack: ExitStack) -> None:
+    pair = Pair(stack)
+    pair.device.corrupt(next=1)
+    pair.write().wait(DEADLINE_S)
+    assert not pair.same()
+
+
+@pytest.mark.parametrize("opcode", ["write", "read"])
+def test_a_spoilt_range_is_moved_again(stack: ExitStack, opcode: str) -> None:
+    pair = Pair(stack, integrity="full")
+    if opcode == "read":
+        bytes_of(pair.owned)[:] = bytes_of(pair.local)
+        bytes_of(pair.local)[:] = 0
+    pair.device.corrupt(next=1)
+    transfer = getattr(pair.near, opcode)(pair.local, pair.remote, [[0, 0, NBYTES]])
+    transfer.wait(DEADLINE_S)
+    assert pair.same()
+    counters = pair.device.counters()
+    assert counters.corrupted == 1
+    assert counters.bytes_written + counters.bytes_read <= NBYTES + MIB  # only the range that differed again
+
+
+def test_what_stays_spoilt_is_an_error_that_names_the_place(stack: ExitStack) -> None:
+    pair = Pair(stack)
+    pair.device.corrupt(rate=1.0)
+    with pytest.raises(IntegrityError, match=r"write to region .*differ.*local offset \d+.*fake0"):
+        pair.write(verify=True).wait(DEADLINE_S)
+
+
+def test_the_transfer_is_not_done_and_nobody_is_told_before_the_bytes_agree(stack: ExitStack) -> None:
+    pair = Pair(stack, integrity="full")
+    seen: list[bool] = []
+    pair.far.serve("moved", lambda payload, caller: seen.append(pair.same()))
+    pair.device.corrupt(next=1)
+    transfer = pair.write(notify=("moved", b""))
+    transfer.wait(DEADLINE_S)
+    wait_until(lambda: bool(seen), "the notification arrives")
+    assert seen == [True]
+
+
+def test_a_sample_finds_what_is_spoilt_everywhere(stack: ExitStack) -> None:
+    pair = Pair(stack, integrity="sample", integrity_sample=0.1)
+    pair.device.corrupt(rate=1.0)
+    rows = [[i * 8192, i * 8192, 4096] for i in range(100)]
+    with pytest.raises(IntegrityError):
+        pair.near.write(pair.local, pair.remote, rows).wait(DEADLINE_S)
+
+
+def test_one_transfer_can_do_without(stack: ExitStack) -> None:
+    pair = Pair(stack, integrity="full")
+    pair.device.corrupt(next=1)
+    pair.write(verify=False).wait(DEADLINE_S)
+    assert not pair.same()
+
+
+def test_a_share_that_is_none_is_refused(stack: ExitStack) -> None:
+    with pytest.raises(ConfigError, match="integrity_sample"):
+        Pair(stack, integrity="sample", integrity_sample=0.0)
+
+
+def test_many_transfers_at_once_are_checked(stack: ExitStack) -> None:
+    pair = Pair(stack, integrity="full")
+    pair.device.corrupt(rate=0.05)
+    transfers = [pair.near.write(pair.local, pair.remote, [[i * 65536, i * 65536, 65536]]) for i in range(80)]
+    for transfer in transfers:
+        transfer.wait(DEADLINE_S)
+    assert pair.same()
