@@ -90,6 +90,19 @@ def test_an_old_compiler_and_an_old_python_count_as_missing(bare_checkout: Path,
     )
 
 
+@pytest.mark.parametrize(("task", "asks"), [("test", True), ("transfer:test", True), ("lint", False)])
+def test_tasks_that_test_ask_for_the_servers_they_start(
+    bare_checkout: Path, bare_path: Path, task: str, asks: bool
+) -> None:
+    for tool in ("python3", "c++", "cmake", "git"):
+        (bare_path / tool).symlink_to("/bin/true")
+    hint = "some tests are skipped: sudo apt-get install -y etcd-server redis-server"
+    assert (hint in run_dev(bare_checkout, task, path=str(bare_path)).stderr) is asks
+    for server in ("etcd", "redis-server"):
+        (bare_path / server).symlink_to("/bin/true")
+    assert hint not in run_dev(bare_checkout, task, path=str(bare_path)).stderr
+
+
 def test_every_installed_member_is_watched_for_changes(
     rebuild: ModuleType, root: Path, members: list[Any]
 ) -> None:
