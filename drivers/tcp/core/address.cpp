@@ -58,6 +58,15 @@ bool SocketAddress::is_loopback() const {
   return IN6_IS_ADDR_LOOPBACK(&v6(*this).sin6_addr);
 }
 
+bool SocketAddress::is_link_local() const {
+  return family() == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6(*this).sin6_addr);
+}
+
+void SocketAddress::take_scope(const SocketAddress& own) {
+  if (!is_link_local() || own.family() != AF_INET6) return;
+  reinterpret_cast<sockaddr_in6&>(storage).sin6_scope_id = v6(own).sin6_scope_id;
+}
+
 bool SocketAddress::same_host_as(const SocketAddress& other) const {
   if (family() != other.family()) return false;
   if (family() == AF_INET) return v4(*this).sin_addr.s_addr == v4(other).sin_addr.s_addr;
@@ -120,7 +129,7 @@ std::vector<SocketAddress> interface_addresses() {
     } else if (entry->ifa_addr->sa_family == AF_INET6) {
       SocketAddress address = copy_of(entry->ifa_addr, sizeof(sockaddr_in6));
       // A link-local address means nothing to a peer without the name of the peer's own interface.
-      if (!IN6_IS_ADDR_LINKLOCAL(&v6(address).sin6_addr)) addresses.push_back(address);
+      if (!address.is_link_local()) addresses.push_back(address);
     }
   }
   std::stable_sort(addresses.begin(), addresses.end(),

@@ -23,6 +23,9 @@ struct SocketAddress {
   void set_port(uint16_t port);
   bool is_wildcard() const;
   bool is_loopback() const;
+  bool is_link_local() const;
+  // A link-local address is only good together with an interface of this machine: that of `own`.
+  void take_scope(const SocketAddress& own);
   bool same_host_as(const SocketAddress& other) const;  // equal but for the port
   std::string host() const;                             // numeric
   std::string text() const;                             // host:port, [host]:port for IPv6

@@ -20,6 +20,7 @@ struct Counters {
   std::atomic<uint64_t> bytes_written{0};
   std::atomic<uint64_t> errors{0};
   std::atomic<uint64_t> refused{0};
+  std::atomic<uint32_t> strangers{0};  // connections of peers that have not said hello
 };
 
 struct Completion {

@@ -43,6 +43,8 @@ Status Endpoint::begin() {
   if (getrandom(nonce_.data(), nonce_.size(), 0) != static_cast<ssize_t>(nonce_.size())) {
     return os_error("cannot get random bytes", errno);
   }
+  Status secured = load_tls(&shared_.options);
+  if (!secured.ok()) return secured;
   auto& workers = shared_.workers;
   for (size_t i = 0; i < shared_.options.workers; ++i) workers.push_back(std::make_unique<Worker>());
   listener_ =
@@ -50,6 +52,7 @@ Status Endpoint::begin() {
   Status listening = listener_->open();
   if (!listening.ok()) return listening;
   shared_.own_hosts = interface_addresses();
+  shared_.source = listener_->bound();
   EndpointAddress address{nonce_, {listener_->bound()}};
   if (!shared_.options.advertise_host.empty()) {
     Status resolved = resolve(shared_.options.advertise_host, &address.hosts[0]);

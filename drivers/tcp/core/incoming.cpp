@@ -13,7 +13,10 @@ constexpr uint64_t kAcknowledgeBytes = 256u << 10;
 }  // namespace
 
 void Incoming::begin(Descriptor socket) {
-  if (!adopt(std::move(socket), EPOLLIN, shared_from_this())) return;
+  if (!adopt(std::move(socket), EPOLLIN, shared_from_this(), options_.tls.get(),
+             Transport::Side::kAccepting)) {
+    return;
+  }
   set_deadline(now_ns() + options_.connect_timeout_ms * 1'000'000);
 }
 
@@ -61,6 +64,7 @@ bool Incoming::greet(const Header& header) {
 void Incoming::welcome(mc_status status) {
   if (status == MC_OK) {
     greeted_ = true;
+    introduced();
     set_deadline(0);
   }
   Frame frame;
@@ -85,7 +89,12 @@ void Incoming::predecessor_closed() {
   settle();
 }
 
+void Incoming::introduced() {
+  if (std::exchange(stranger_, false)) counters_.strangers.fetch_sub(1, std::memory_order_relaxed);
+}
+
 void Incoming::ended() {
+  introduced();
   write_use_.release();
   if (hello_.session() != 0) sessions_.leave(hello_, this);
 }

@@ -16,7 +16,11 @@ class Incoming final : public Stream, public std::enable_shared_from_this<Incomi
         nonce_(nonce),
         admission_(regions),
         counters_(counters),
-        sessions_(sessions) {}
+        sessions_(sessions) {
+    counters_.strangers.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  ~Incoming() override { introduced(); }
 
   // On the worker's thread. The peer has the connect timeout to introduce itself.
   void begin(Descriptor socket);
@@ -39,6 +43,8 @@ class Incoming final : public Stream, public std::enable_shared_from_this<Incomi
   bool greet(const Header& header);
   void welcome(mc_status status);
   void predecessor_closed();
+  // Does not count as a stranger any more.
+  void introduced();
   // Nothing of the connection is applied any more.
   void ended();
   void begin_write(const Header& header);
@@ -54,6 +60,7 @@ class Incoming final : public Stream, public std::enable_shared_from_this<Incomi
   Sessions& sessions_;
   Header hello_;
   size_t predecessors_ = 0;  // of the same lane, which close before this one is welcome
+  bool stranger_ = true;
   bool said_hello_ = false;
   bool greeted_ = false;  // and was told that it is welcome
   Header writing_;        // request whose payload is being received

@@ -68,6 +68,8 @@ void Listener::on_events(uint32_t) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
       continue;  // that connection ended before it was accepted
     }
+    // Who comes next finds a place when these have said hello, or have been dropped for not doing so.
+    if (counters_.strangers.load(std::memory_order_relaxed) >= options_.max_strangers) continue;
     SocketAddress own;
     own.length = sizeof(own.storage);
     bool known = getsockname(socket.get(), own.raw(), &own.length) == 0;

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <string_view>
+#include <utility>
 
 #include "wire.hpp"
 
@@ -17,6 +18,11 @@ struct Limits {
   Number most;
 };
 
+constexpr std::pair<std::string_view, std::string Options::*> kTexts[] = {
+    {"host", &Options::host},       {"advertise_host", &Options::advertise_host},
+    {"tls_ca", &Options::tls_ca},   {"tls_certificate", &Options::tls_certificate},
+    {"tls_key", &Options::tls_key},
+};
 constexpr Limits<uint32_t> kSmall[] = {
     {"port_min", &Options::port_min, 0, 65535},
     {"port_max", &Options::port_max, 0, 65535},
@@ -29,6 +35,7 @@ constexpr Limits<uint64_t> kLarge[] = {
     {"socket_buffer_bytes", &Options::socket_buffer_bytes, 0, uint64_t{1} << 30},
     {"connect_timeout_ms", &Options::connect_timeout_ms, 1, 3'600'000},
     {"dead_peer_timeout_ms", &Options::dead_peer_timeout_ms, 1, 3'600'000},
+    {"max_strangers", &Options::max_strangers, 1, 65536},
 };
 
 template <typename Number>
@@ -46,12 +53,9 @@ Status store(const Limits<Number>& limits, std::string_view value, Options* pars
 }
 
 Status parse_option(std::string_view name, std::string_view value, Options* parsed) {
-  if (name == "host") {
-    parsed->host = value;
-    return {};
-  }
-  if (name == "advertise_host") {
-    parsed->advertise_host = value;
+  for (const auto& [known, member] : kTexts) {
+    if (known != name) continue;
+    parsed->*member = value;
     return {};
   }
   for (const auto& limits : kSmall) {
@@ -64,6 +68,18 @@ Status parse_option(std::string_view name, std::string_view value, Options* pars
 }
 
 }  // namespace
+
+Status load_tls(Options* options) {
+  bool any = !options->tls_ca.empty() || !options->tls_certificate.empty() || !options->tls_key.empty();
+  if (!any) return {};
+  if (options->tls_ca.empty() || options->tls_certificate.empty() || options->tls_key.empty()) {
+    return {MC_INVALID, "TLS needs tls_ca, tls_certificate and tls_key, all three"};
+  }
+  std::string reason;
+  options->tls =
+      mooncake::tls::Context::make({options->tls_ca, options->tls_certificate, options->tls_key}, &reason);
+  return options->tls ? Status{} : Status{MC_INVALID, "TLS: " + reason};
+}
 
 Status parse_options(const mc_option* options, size_t count, Options* parsed) {
   if (options == nullptr && count != 0) return {MC_INVALID, "the option list is null"};

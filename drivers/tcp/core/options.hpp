@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "status.hpp"
+#include "support/tls.hpp"
 
 namespace mooncake_tcp {
 
@@ -22,8 +24,15 @@ struct Options {
       0;  // 0: a small send buffer on the same host, the system's autotuning elsewhere
   uint64_t connect_timeout_ms = 5000;
   uint64_t dead_peer_timeout_ms = 10000;
+  uint64_t max_strangers = 256;  // connections that have not said hello
+  std::string tls_ca;            // PEM files; all three or none
+  std::string tls_certificate;
+  std::string tls_key;
+  std::shared_ptr<const mooncake::tls::Context> tls;  // made of them
 };
 
+// Makes `tls`; nothing when no files are given.
+Status load_tls(Options* options);
 Status parse_options(const mc_option* options, size_t count, Options* parsed);
 
 }  // namespace mooncake_tcp

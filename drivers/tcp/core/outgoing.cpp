@@ -34,6 +34,24 @@ void Outgoing::settle_if_asked() {
   }
 }
 
+namespace {
+
+// Bytes leave by the interface that the endpoint listens on, which is what makes a rail of it.
+Status bind_source(int socket, const SocketAddress& host, const SocketAddress& source) {
+  bool usable = source.family() == host.family() && !source.is_wildcard() &&
+                (!source.is_loopback() || host.is_loopback());
+  if (!usable) return {};
+  int on = 1;
+  // The port is chosen when the peer is known, so that peers can share one.
+  setsockopt(socket, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
+  SocketAddress from = source;
+  from.set_port(0);
+  if (bind(socket, from.raw(), from.length) == 0) return {};
+  return {MC_UNREACHABLE, "cannot connect from " + from.host() + ": " + strerror(errno)};
+}
+
+}  // namespace
+
 void Outgoing::kick() {
   if (kicked_.exchange(true)) return;
   worker_.post([this, keep = peer_.shared_from_this()] { enter([this] { run_kick(); }); });
@@ -98,10 +116,17 @@ Status Outgoing::connect_to(const SocketAddress& host) {
       host.is_loopback() || std::any_of(surroundings.own_hosts.begin(), surroundings.own_hosts.end(),
                                         [&](const auto& own) { return own.same_host_as(host); });
   tune_socket(socket.get(), surroundings.options, same_host);
-  if (::connect(socket.get(), host.raw(), host.length) != 0 && errno != EINPROGRESS) {
+  Status bound = bind_source(socket.get(), host, surroundings.source);
+  if (!bound.ok()) return bound;
+  SocketAddress target = host;
+  target.take_scope(surroundings.source);
+  if (::connect(socket.get(), target.raw(), target.length) != 0 && errno != EINPROGRESS) {
     return {MC_UNREACHABLE, strerror(errno)};
   }
-  if (!adopt(std::move(socket), EPOLLOUT, peer_.shared_from_this())) return {MC_UNREACHABLE, strerror(errno)};
+  if (!adopt(std::move(socket), EPOLLOUT, peer_.shared_from_this(), surroundings.options.tls.get(),
+             Transport::Side::kConnecting)) {
+    return {MC_UNREACHABLE, strerror(errno)};
+  }
   state_ = State::kConnecting;
   return {};
 }
@@ -155,8 +180,8 @@ bool Outgoing::on_welcome(const Header& header) {
   state_ = State::kReady;
   next_seq_ = 1;
   set_deadline(0);
-  // Where that fails, the worker goes on with it.
-  if (index_ == 0) hosted_ = move_to(peer_.surroundings().poller, peer_.shared_from_this());
+  // Where that fails, the worker goes on with it; and TLS costs more than waking it.
+  if (index_ == 0 && !encrypted()) hosted_ = move_to(peer_.surroundings().poller, peer_.shared_from_this());
   peer_.surroundings().counters.connections.fetch_add(1, std::memory_order_relaxed);
   peer_.welcomed(index_);
   return true;

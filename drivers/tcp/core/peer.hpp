@@ -25,6 +25,7 @@ struct Surroundings {
   Poller poller;  // for the engine's threads: completions, and the first connection of each peer
   Counters counters;
   std::vector<SocketAddress> own_hosts;
+  SocketAddress source;  // where the endpoint listens
   std::vector<std::unique_ptr<Worker>> workers;
 };
 

@@ -2,7 +2,6 @@
 
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <cassert>
@@ -52,33 +51,34 @@ void tune_socket(int socket, const Options& options, bool same_host) {
   }
 }
 
-bool Stream::adopt(Descriptor socket, uint32_t events, std::shared_ptr<void> owner) {
+bool Stream::adopt(Descriptor socket, uint32_t events, std::shared_ptr<void> owner,
+                   const mooncake::tls::Context* tls, Transport::Side side) {
   token_ = worker_.poller().watch(socket.get(), events, this, std::move(owner));
   if (token_ == 0) return false;
-  socket_ = std::move(socket);
+  transport_.open(std::move(socket), tls, side);
   watched_events_ = events;
   return true;
 }
 
 bool Stream::move_to(Poller& host, std::shared_ptr<void> owner) {
-  host_token_ = host.watch(socket_.get(), EPOLLIN, this, std::move(owner));
+  host_token_ = host.watch(socket(), EPOLLIN, this, std::move(owner));
   if (host_token_ == 0) return false;
   host_ = &host;
   watched_events_ = EPOLLIN;
-  worker_.poller().change(token_, socket_.get(), EPOLLRDHUP);
+  worker_.poller().change(token_, socket(), EPOLLRDHUP);
   return true;
 }
 
 void Stream::close_socket() {
   if (!is_open()) return;
   if (host_ != nullptr) {
-    host_->forget(host_token_, socket_.get());
+    host_->forget(host_token_, socket());
   } else {
     worker_.set_deadline(token_, 0);  // on the worker's thread, as all that has no host
   }
   host_ = nullptr;
-  worker_.poller().forget(token_, socket_.get());
-  socket_.reset();
+  worker_.poller().forget(token_, socket());
+  transport_.close();
   out_.clear();
   sink_ = {};
   stalled_ = bulk_ = false;
@@ -102,7 +102,7 @@ void Stream::on_events(uint32_t events) {
     receive();
   } else if (stalled_ && ended) {
     return fail({MC_UNREACHABLE, "the connection was reset"});
-  } else if (ended || (events & EPOLLIN) != 0) {
+  } else if (ended || (events & EPOLLIN) != 0 || encrypted()) {
     receive();
   }
   if (is_open()) settle();
@@ -113,19 +113,24 @@ void Stream::settle() {
   if (is_open()) flush();
   if (!is_open()) return;
   if (stalled_ && may_read()) worker_.again(token_);
-  uint32_t events = (may_read() && !stalled_ ? EPOLLIN : 0u) | (out_.empty() ? 0u : EPOLLOUT);
+  bool wants_room = encrypted() ? transport_.wants_room() : !out_.empty();
+  uint32_t events = (may_read() && !stalled_ ? EPOLLIN : 0u) | (wants_room ? EPOLLOUT : 0u);
   if (events == watched_events_) return;
   watched_events_ = events;
   if (host_ != nullptr) {
-    host_->change(host_token_, socket_.get(), events);
+    host_->change(host_token_, socket(), events);
   } else {
-    worker_.poller().change(token_, socket_.get(), events);
+    worker_.poller().change(token_, socket(), events);
   }
 }
 
 // ---- out
 
 void Stream::flush() {
+  if (transport_.pending() && !transport_.push()) {
+    if (errno != EAGAIN) fail({MC_UNREACHABLE, transport_.reason(errno)});
+    return;
+  }
   const uint64_t most = host_ != nullptr ? kHostTurnBytes : kTurnBytes;
   for (uint64_t turn = 0; is_open() && !out_.empty() && turn < most;) {
     iovec vectors[kMaxVectors];
@@ -147,16 +152,14 @@ void Stream::flush() {
       offered += part;
       if (part < left) break;  // the rest of the filler comes before the next frame
     }
-    msghdr message{};
-    message.msg_iov = vectors;
-    message.msg_iovlen = count;
-    ssize_t sent = sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t sent = transport_.send(vectors, count);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (sent < 0) return fail({MC_UNREACHABLE, strerror(errno)});
+    if (sent < 0) return fail({MC_UNREACHABLE, transport_.reason(errno)});
     note_sent(static_cast<uint64_t>(sent));
     turn += static_cast<uint64_t>(sent);
-    if (static_cast<uint64_t>(sent) < offered) return;
+    // TLS takes a part at a time, even when there is room.
+    if (static_cast<uint64_t>(sent) < offered && (!encrypted() || transport_.pending())) return;
   }
 }
 
@@ -199,18 +202,17 @@ void Stream::receive() {
       vectors[count++] = {ahead_ + ahead_end_, room};
       asked += room;
     }
-    msghdr message{};
-    message.msg_iov = vectors;
-    message.msg_iovlen = count;
-    ssize_t received = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    ssize_t received = transport_.receive(vectors, count);
     if (received < 0 && errno == EINTR) continue;
     if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (received < 0) return fail({MC_UNREACHABLE, strerror(errno)});
+    if (received < 0) return fail({MC_UNREACHABLE, transport_.reason(errno)});
     if (received == 0) return fail({MC_UNREACHABLE, "the peer closed the connection"});
     consume(static_cast<size_t>(received));
     if (!parse() || static_cast<size_t>(received) < asked) return;
     turn += static_cast<uint64_t>(received);
   }
+  // What TLS holds decrypted, the poller does not see.
+  if (encrypted()) worker_.again(token_);
 }
 
 void Stream::consume(size_t received) {

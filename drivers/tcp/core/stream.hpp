@@ -9,6 +9,7 @@
 #include "address.hpp"
 #include "options.hpp"
 #include "ring.hpp"
+#include "transport.hpp"
 #include "worker.hpp"
 
 namespace mooncake_tcp {
@@ -30,12 +31,14 @@ class Stream : public Watched {
   explicit Stream(Worker& worker) : worker_(worker) {}
 
   // Takes a socket over, watched by the worker. False (errno) when it cannot be watched.
-  bool adopt(Descriptor socket, uint32_t events, std::shared_ptr<void> owner);
+  bool adopt(Descriptor socket, uint32_t events, std::shared_ptr<void> owner,
+             const mooncake::tls::Context* tls, Transport::Side side);
   // From now on `host` tells of bytes and of room, on whatever thread asks it; the worker of the end only.
   // False (errno): nothing has changed.
   bool move_to(Poller& host, std::shared_ptr<void> owner);
-  bool is_open() const { return socket_.valid(); }
-  int socket() const { return socket_.get(); }
+  bool encrypted() const { return transport_.encrypted(); }
+  bool is_open() const { return transport_.valid(); }
+  int socket() const { return transport_.fd(); }
   void set_deadline(uint64_t deadline_ns) { worker_.set_deadline(token_, deadline_ns); }
   void close_socket();
   // Closes and tells on_broken(). The caller returns at once.
@@ -77,7 +80,7 @@ class Stream : public Watched {
   void consume(size_t received);
   void note_sent(uint64_t bytes);
 
-  Descriptor socket_;
+  Transport transport_;
   uint64_t token_ = 0;      // with the worker
   Poller* host_ = nullptr;  // see move_to()
   uint64_t host_token_ = 0;

@@ -94,6 +94,10 @@ def test_odd_settings_move_bytes_all_the_same(start: Start, options: dict[str, i
         ({"port_min": 70000}, "port_min"),
         ({"port_min": 20, "port_max": 10}, "no range"),
         ({"port_max": 10}, "no range"),
+        ({"hosts": "127.0.0.1,127.0.0.1"}, "repeated"),
+        ({"hosts": "127.0.0.1", "interfaces": "lo"}, "give one"),
+        ({"interfaces": "nic9"}, "'nic9', which is not there; known: .*lo"),
+        ({"tls_ca": "ca.pem"}, "tls_ca given"),
     ],
     ids=str,
 )
@@ -106,7 +110,7 @@ def test_a_wrong_option_is_named_before_anything_starts(
 
 def test_options_reach_the_core_as_text() -> None:
     rendered = render({"connections": 7})
-    assert set(rendered) == set(TcpOptions.__struct_fields__)
+    assert set(rendered) == set(TcpOptions.__struct_fields__) - {"hosts", "interfaces"}
     assert rendered["connections"] == "7"
     assert rendered["slice_bytes"] == str(MIB)
 

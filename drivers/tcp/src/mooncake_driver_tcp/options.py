@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 
+from mooncake_driver_tcp.interfaces import address_of, interface_of, numa_node_of
 from mooncake_transfer.errors import ConfigError
+from mooncake_transfer.hooks import EndpointSpec
 
-__all__ = ["TcpOptions", "render"]
+__all__ = ["TcpOptions", "endpoints", "render"]
 
 MAX_TIMEOUT_MS = 3_600_000
 # Inclusive; the compiled core checks the same limits.
@@ -22,15 +24,19 @@ LIMITS: dict[str, tuple[int, int]] = {
     "socket_buffer_bytes": (0, 1 << 30),
     "connect_timeout_ms": (1, MAX_TIMEOUT_MS),
     "dead_peer_timeout_ms": (1, MAX_TIMEOUT_MS),
+    "max_strangers": (1, 65536),
 }
+TLS_FILES = ("tls_ca", "tls_certificate", "tls_key")
 
 
 class TcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of one endpoint. Raises ConfigError for values that cannot work.
+    """Settings of the driver. Raises ConfigError for values that cannot work.
 
     Attributes:
         host: name or address to listen on; ``0.0.0.0`` listens on, and tells peers of, every interface.
             Without it, the engine's own ``host``.
+        hosts: addresses to listen on, with commas between, instead of ``host``: an endpoint (a rail) each.
+        interfaces: the same by names of interfaces.
         advertise_host: what peers are told to connect to, with the port it listens on: the outer address of a
             container or a proxy. Empty: where it listens.
         port_min: first port to try; 0 for any free one.
@@ -43,9 +49,16 @@ class TcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             but for a small send buffer between processes of one host.
         connect_timeout_ms: how long reaching a peer may take, over all its addresses.
         dead_peer_timeout_ms: how long a peer may leave bytes unacknowledged before it counts as gone.
+        max_strangers: connections that may be open without having said hello.
+        tls_ca: PEM file of the authorities whose certificates are believed. With the next two, every
+            connection is TLS 1.3 and both sides show a certificate.
+        tls_certificate: PEM file of this side's certificate, good for client and server.
+        tls_key: PEM file of its private key, without pass phrase.
     """
 
     host: str = "127.0.0.1"
+    hosts: str = ""
+    interfaces: str = ""
     advertise_host: str = ""
     port_min: int = 0
     port_max: int = 0
@@ -56,10 +69,27 @@ class TcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     socket_buffer_bytes: int = 0
     connect_timeout_ms: int = 5000
     dead_peer_timeout_ms: int = 10_000
+    max_strangers: int = 256
+    tls_ca: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
 
     def __post_init__(self) -> None:
         if not self.host:
             raise ConfigError("tcp option host is empty; use 0.0.0.0 for every interface")
+        if self.hosts and self.interfaces:
+            raise ConfigError("tcp options hosts and interfaces say the same in two ways; give one of them")
+        for name in ("hosts", "interfaces"):
+            listed = _listed(getattr(self, name))
+            if "" in listed or len(set(listed)) != len(listed):
+                raise ConfigError(f"tcp option {name} has an empty or repeated entry: {', '.join(listed)}")
+            if self.advertise_host and len(listed) > 1:
+                raise ConfigError(f"tcp option advertise_host is for one endpoint, {name} are {len(listed)}")
+        given = [name for name in TLS_FILES if getattr(self, name)]
+        if given and len(given) < len(TLS_FILES):
+            raise ConfigError(
+                f"tcp options for TLS: only {', '.join(given)} given; all of {TLS_FILES} needed"
+            )
         for name, (least, most) in LIMITS.items():
             value = getattr(self, name)
             if not least <= value <= most:
@@ -72,10 +102,37 @@ class TcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def render(options: Mapping[str, object]) -> dict[str, str]:
-    """Check options and turn them into the strings that the compiled core reads. Raises ConfigError."""
+    """Check options and turn them into the strings of one endpoint. Raises ConfigError."""
+    return _text(_checked(options))
+
+
+def endpoints(options: Mapping[str, object]) -> list[EndpointSpec]:
+    """Check options and describe the endpoints, one for each host or interface. Raises ConfigError."""
+    checked = _checked(options)
+    hosts = [(host, host) for host in _listed(checked.hosts)]
+    hosts += [(address_of(name), name) for name in _listed(checked.interfaces)]
+    if not hosts:
+        return [EndpointSpec("", _text(checked), numa_node_of(interface_of(checked.host)))]
+    return [
+        EndpointSpec(
+            device, _text(msgspec.structs.replace(checked, host=host)), numa_node_of(interface_of(host))
+        )
+        for host, device in hosts
+    ]
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text else []
+
+
+def _checked(options: Mapping[str, object]) -> TcpOptions:
     try:
-        checked = msgspec.convert(dict(options), TcpOptions)
+        return msgspec.convert(dict(options), TcpOptions)
     except msgspec.ValidationError as error:
         known = ", ".join(TcpOptions.__struct_fields__)
         raise ConfigError(f"tcp driver options {dict(options)!r}: {error}; known options: {known}") from error
-    return {name: str(value) for name, value in msgspec.structs.asdict(checked).items()}
+
+
+def _text(checked: TcpOptions) -> dict[str, str]:
+    plain = msgspec.structs.asdict(checked)
+    return {name: str(value) for name, value in plain.items() if name not in ("hosts", "interfaces")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from mooncake_driver_tcp.options import render
+from mooncake_driver_tcp.options import endpoints, render
 from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl
 
 __all__ = ["load", "mooncake_transfer_drivers", "probe"]
@@ -40,5 +40,6 @@ def mooncake_transfer_drivers() -> list[DriverInfo]:
             load=load,
             options=render,
             network=True,
+            endpoints=endpoints,
         )
     ]

@@ -1,0 +1,331 @@
+// Speaks nonsense to an endpoint: as an initiator to its listener, and as a target that it connects to.
+//
+//   fuzz_wire FRAMES SEED
+//
+// Exits 0 when the endpoint survives, still serves, and has touched no byte outside its region.
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "driver.hpp"
+#include "wire.hpp"
+
+namespace {
+
+using mooncake_tcp::Header;
+using mooncake_tcp::Op;
+
+constexpr uint64_t kRegionBytes = 64 << 10;
+constexpr size_t kMargin = 4096;
+constexpr std::byte kUntouched{0xA5};
+constexpr uint64_t kRegionId = 7;
+constexpr int kDeadlineMs = 20'000;
+
+const mc_driver_v1* const driver = mooncake_tcp::driver_table();
+std::mt19937_64 dice;
+
+uint64_t roll(uint64_t sides) { return dice() % sides; }
+
+[[noreturn]] void fail(const std::string& what) {
+  fprintf(stderr, "fuzz_wire: %s\n", what.c_str());
+  exit(1);
+}
+
+void check(mc_status status, const char* what) {
+  if (status != MC_OK) fail(std::string(what) + ": " + driver->last_error());
+}
+
+uint64_t odd_number() {
+  constexpr uint64_t kEdges[] = {0, 1, 63, 64, 65, 4096, kRegionBytes - 1, kRegionBytes, kRegionBytes + 1,
+                                 1ull << 30, (1ull << 30) + 1, 1ull << 63, ~0ull};
+  return roll(2) == 0 ? kEdges[roll(std::size(kEdges))] : dice();
+}
+
+void mutate(Header* header) {
+  for (uint64_t times = roll(3); times > 0; --times) {
+    switch (roll(10)) {
+      case 0: header->magic = static_cast<uint32_t>(odd_number()); break;
+      case 1: header->version = static_cast<uint8_t>(roll(4)); break;
+      case 2: header->op = static_cast<uint8_t>(roll(9)); break;
+      case 3: header->flags = static_cast<uint16_t>(odd_number()); break;
+      case 4: header->seq = odd_number(); break;
+      case 5: header->region_id = odd_number(); break;
+      case 6: header->key[roll(MC_KEY_BYTES)] ^= static_cast<uint8_t>(1 + roll(255)); break;
+      case 7: header->remote_offset = odd_number(); break;
+      case 8: header->length = odd_number(); break;
+      default: header->status = static_cast<int32_t>(odd_number()); break;
+    }
+  }
+}
+
+void append(std::string* bytes, const Header& header) {
+  bytes->append(reinterpret_cast<const char*>(&header), sizeof(header));
+}
+
+// ---- sockets of the one who speaks nonsense
+
+struct Socket {
+  explicit Socket(int fd) : fd(fd) {
+    if (fd < 0) fail(std::string("no socket: ") + strerror(errno));
+  }
+  ~Socket() {
+    if (roll(2) == 0) {
+      linger abort{1, 0};
+      setsockopt(fd, SOL_SOCKET, SO_LINGER, &abort, sizeof(abort));
+    }
+    close(fd);
+  }
+  Socket(const Socket&) = delete;
+  // False when the other side has had enough.
+  bool send_all(const std::string& bytes) const {
+    for (size_t at = 0; at < bytes.size();) {
+      ssize_t sent = send(fd, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent > 0) {
+        at += static_cast<size_t>(sent);
+      } else if (errno != EAGAIN || !drain(1)) {
+        return false;
+      }
+    }
+    return true;
+  }
+  // Reads what is there, waiting for the first of it.
+  bool drain(int timeout_ms) const {
+    pollfd waiting{fd, POLLIN | POLLOUT, 0};
+    if (timeout_ms > 0) poll(&waiting, 1, timeout_ms);
+    char trash[65536];
+    while (true) {
+      ssize_t received = recv(fd, trash, sizeof(trash), MSG_DONTWAIT);
+      if (received == 0) return false;
+      if (received < 0) return errno == EAGAIN;
+    }
+  }
+  bool receive_all(void* to, size_t length) const {
+    for (size_t at = 0; at < length;) {
+      pollfd waiting{fd, POLLIN, 0};
+      if (poll(&waiting, 1, kDeadlineMs) != 1) fail("no answer");
+      ssize_t received = recv(fd, static_cast<char*>(to) + at, length - at, 0);
+      if (received <= 0) return false;
+      at += static_cast<size_t>(received);
+    }
+    return true;
+  }
+  int fd;
+};
+
+sockaddr_in loopback(uint16_t port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+int connected(uint16_t port) {
+  int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = loopback(port);
+  return connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 ? fd : -1;
+}
+
+// ---- the endpoint
+
+struct Endpoint {
+  Endpoint() : memory(kRegionBytes + 2 * kMargin, kUntouched) {
+    const mc_option options[] = {{"connect_timeout_ms", "2000"}};
+    check(driver->open(options, 1, &handle), "open");
+    mc_memory region{};
+    region.struct_size = sizeof(region);
+    region.fd = -1;
+    region.address = reinterpret_cast<uint64_t>(memory.data() + kMargin);
+    region.length = kRegionBytes;
+    region.region_id = kRegionId;
+    std::fill(std::begin(region.key), std::end(region.key), uint8_t{3});
+    check(driver->register_memory(handle, &region, &local), "register");
+    char blob[MC_BLOB_MAX];
+    size_t length = sizeof(blob);
+    check(driver->export_address(handle, blob, &length), "address");
+    std::copy(blob + 4, blob + 4 + MC_KEY_BYTES, nonce.begin());
+    port = static_cast<uint16_t>(static_cast<uint8_t>(blob[20]) | static_cast<uint8_t>(blob[21]) << 8);
+  }
+  void check_margins() const {
+    auto touched = [](std::byte value) { return value != kUntouched; };
+    if (std::any_of(memory.begin(), memory.begin() + kMargin, touched) ||
+        std::any_of(memory.end() - kMargin, memory.end(), touched)) {
+      fail("bytes outside the region were written");
+    }
+  }
+
+  std::vector<std::byte> memory;
+  mc_handle handle = 0, local = 0;
+  mooncake_tcp::Key nonce{};
+  uint16_t port = 0;
+};
+
+Header hello_to(const Endpoint& endpoint) {
+  Header hello;
+  hello.op = static_cast<uint8_t>(Op::kHello);
+  hello.key = endpoint.nonce;
+  hello.region_id = roll(4);
+  hello.flags = static_cast<uint16_t>(roll(3));
+  hello.remote_offset = roll(4);
+  return hello;
+}
+
+Header request(uint64_t seq) {
+  Header header;
+  header.op = static_cast<uint8_t>(roll(2) == 0 ? Op::kWrite : Op::kRead);
+  header.seq = seq;
+  header.region_id = kRegionId;
+  header.key.fill(3);
+  header.remote_offset = roll(kRegionBytes);
+  header.length = 1 + roll(std::min<uint64_t>(kRegionBytes - header.remote_offset, 300));
+  return header;
+}
+
+// One connection to the listener; returns how many frames it said.
+uint64_t speak_as_initiator(const Endpoint& endpoint) {
+  Socket peer(connected(endpoint.port));
+  Header hello = hello_to(endpoint);
+  if (roll(8) == 0) mutate(&hello);
+  std::string bytes;
+  append(&bytes, hello);
+  uint64_t frames = 1;
+  for (uint64_t seq = 1, count = roll(128); seq <= count; ++seq, ++frames) {
+    Header header = request(seq);
+    if (roll(2) == 0) mutate(&header);
+    append(&bytes, header);
+    if (header.op == static_cast<uint8_t>(Op::kWrite)) bytes.resize(bytes.size() + header.length % 512, 'w');
+    if (roll(64) == 0) bytes.resize(bytes.size() - roll(sizeof(Header)));  // a piece is missing
+  }
+  if (peer.send_all(bytes)) peer.drain(roll(4) == 0 ? 1 : 0);
+  return frames;
+}
+
+void check_it_still_serves(const Endpoint& endpoint) {
+  Socket peer(connected(endpoint.port));
+  Header hello;
+  hello.op = static_cast<uint8_t>(Op::kHello);
+  hello.key = endpoint.nonce;
+  Header read = request(1);
+  read.op = static_cast<uint8_t>(Op::kRead);
+  std::string bytes, payload(read.length, 0);
+  append(&bytes, hello);
+  append(&bytes, read);
+  Header welcome, answer;
+  bool served = peer.send_all(bytes) && peer.receive_all(&welcome, sizeof(welcome)) &&
+                peer.receive_all(&answer, sizeof(answer)) &&
+                peer.receive_all(payload.data(), payload.size());
+  if (!served || welcome.status != MC_OK || answer.status != MC_OK || answer.length != read.length) {
+    fail("the endpoint does not serve any more");
+  }
+}
+
+// ---- the endpoint as an initiator
+
+class Target {
+ public:
+  explicit Target(Endpoint& endpoint) : endpoint_(endpoint), listener_(listening(&port_)) {
+    std::string blob("MCTA", 4);
+    blob.append(MC_KEY_BYTES, 'n');
+    blob += {static_cast<char>(port_ & 0xff), static_cast<char>(port_ >> 8), 1, 9};
+    blob += "127.0.0.1";
+    check(driver->connect(endpoint.handle, blob.data(), blob.size(), &connection_), "connect");
+    const uint8_t key[MC_KEY_BYTES] = {};
+    check(driver->import_key(endpoint.handle, connection_, kRegionId, key, kRegionBytes, nullptr, 0, &remote_),
+          "import");
+  }
+  ~Target() {
+    driver->release_key(endpoint_.handle, remote_);
+    driver->disconnect(endpoint_.handle, connection_);
+  }
+
+  // Some operations, answered with nonsense until all have ended.
+  uint64_t answer_some() {
+    mc_op ops[8] = {};
+    for (mc_op& op : ops) {
+      op = {static_cast<uint32_t>(roll(2)), 0, connection_, endpoint_.local, remote_, roll(1000), roll(1000),
+            1 + roll(1000), 1};
+    }
+    size_t accepted = 0;
+    check(driver->submit(endpoint_.handle, ops, std::size(ops), &accepted), "submit");
+    uint64_t frames = 0;
+    for (int waited = 0; accepted > 0; ++waited) {
+      if (waited > kDeadlineMs) fail("operations did not end");
+      mc_completion completions[8];
+      size_t ended = 0;
+      driver->poll(endpoint_.handle, completions, std::size(completions), &ended);
+      accepted -= ended;
+      pollfd waiting{listener_.fd, POLLIN, 0};
+      if (accepted > 0 && poll(&waiting, 1, 1) == 1) frames += answer(accept(listener_.fd, nullptr, nullptr));
+    }
+    return frames;
+  }
+
+ private:
+  static int listening(uint16_t* port) {
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address = loopback(0);
+    socklen_t length = sizeof(address);
+    if (bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(fd, 64) != 0) return -1;
+    getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+    *port = ntohs(address.sin_port);
+    return fd;
+  }
+
+  uint64_t answer(int fd) {
+    Socket initiator(fd);
+    Header welcome;
+    welcome.op = static_cast<uint8_t>(Op::kWelcome);
+    if (roll(8) == 0) mutate(&welcome);
+    std::string bytes;
+    append(&bytes, welcome);
+    uint64_t frames = 1;
+    for (uint64_t seq = 1; seq <= roll(16); ++seq, ++frames) {
+      Header header;
+      header.op = static_cast<uint8_t>(roll(2) == 0 ? Op::kWriteDone : Op::kReadData);
+      header.seq = seq;
+      if (header.op == static_cast<uint8_t>(Op::kReadData)) header.length = 1 + roll(1000);
+      mutate(&header);
+      append(&bytes, header);
+      bytes.resize(bytes.size() + header.length % 1024, 'r');
+    }
+    if (initiator.send_all(bytes)) initiator.drain(1);
+    return frames;
+  }
+
+  Endpoint& endpoint_;
+  uint16_t port_ = 0;
+  Socket listener_;
+  mc_handle connection_ = 0, remote_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) fail("usage: fuzz_wire FRAMES SEED");
+  const uint64_t wanted = strtoull(argv[1], nullptr, 10);
+  dice.seed(strtoull(argv[2], nullptr, 10));
+  Endpoint endpoint;
+  uint64_t said = 0, answered = 0;
+  while (said < wanted) said += speak_as_initiator(endpoint);
+  check_it_still_serves(endpoint);
+  {
+    Target target(endpoint);
+    while (answered < wanted / 100) answered += target.answer_some();
+  }
+  check_it_still_serves(endpoint);
+  endpoint.check_margins();
+  driver->close(endpoint.handle);
+  endpoint.check_margins();
+  printf("%llu frames as initiator, %llu as target\n", static_cast<unsigned long long>(said),
+         static_cast<unsigned long long>(answered));
+}
