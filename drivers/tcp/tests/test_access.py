@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from mooncake_driver_tcp.testing import Client, Frame, Op, Refusal
-from mooncake_transfer import Region, TransferEngine
+from mooncake_transfer import Region, RemoteRegion, TransferEngine
 from mooncake_transfer.errors import RegionRefused
 
 NBYTES = 4096
 REFUSED = 6
 
 Start = Callable[..., TransferEngine]
+Users = Callable[[bytes], tuple[TransferEngine, Region, RemoteRegion]]
 
 
 @pytest.fixture
@@ -24,10 +25,10 @@ def region(engine: TransferEngine) -> Region:
 
 
 @pytest.fixture
-def users(engine: TransferEngine, region: Region, start: Start) -> Callable[..., tuple[object, ...]]:
+def users(engine: TransferEngine, region: Region, start: Start) -> Users:
     """Another engine, its memory, and the region by a descriptor."""
 
-    def use(descriptor: bytes) -> tuple[object, ...]:
+    def use(descriptor: bytes) -> tuple[TransferEngine, Region, RemoteRegion]:
         other = start()
         return other, other.allocate(NBYTES), other.import_region(descriptor)
 
@@ -37,21 +38,19 @@ def users(engine: TransferEngine, region: Region, start: Start) -> Callable[...,
 @pytest.mark.parametrize(("access", "allowed", "denied"), [("r", "read", "write"), ("w", "write", "read")])
 def test_a_key_allows_its_direction_only(
     region: Region,
-    users: Callable[..., tuple[TransferEngine, Region, object]],
+    users: Users,
     access: str,
     allowed: str,
     denied: str,
 ) -> None:
     other, local, remote = users(region.descriptor(access))  # type: ignore[arg-type]
     getattr(other, allowed)(local, remote, [[0, 0, NBYTES]]).wait()
-    with pytest.raises(RegionRefused, match="direction|allow"):
+    with pytest.raises(RegionRefused, match="allow"):
         getattr(other, denied)(local, remote, [[0, 0, NBYTES]]).wait()
     getattr(other, allowed)(local, remote, [[0, 0, NBYTES]]).wait()
 
 
-def test_a_revoked_key_is_refused_and_the_others_go_on(
-    region: Region, users: Callable[..., tuple[TransferEngine, Region, object]]
-) -> None:
+def test_a_revoked_key_is_refused_and_the_others_go_on(region: Region, users: Users) -> None:
     first, second = region.grant("r"), region.grant("r")
     other, local, revoked = users(first)
     kept, own = other.import_region(second), other.import_region(region.descriptor())

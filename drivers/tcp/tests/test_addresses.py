@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -59,8 +60,8 @@ def test_connections_leave_from_the_address_of_the_endpoint(start: Start, addres
     check_read(reader, owner)
     port = address_of(owner).port
     remote_end = f"0100007F:{port:04X}"
-    with open("/proc/net/tcp") as table:
-        sources = {line.split()[1].split(":")[0] for line in table if line.split()[2] == remote_end}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    sources = {row[1].split(":")[0] for row in rows if row[2] == remote_end}
     assert sources == {"0700007F"}
 
 
@@ -98,5 +99,5 @@ def test_without_a_list_there_is_one_endpoint_without_a_name() -> None:
 
 
 def test_an_unknown_interface_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="nic9.*known: .*lo"):
+    with pytest.raises(ConfigError, match=r"nic9.*known: .*lo"):
         endpoints({"interfaces": "lo,nic9"})

@@ -8,6 +8,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from mooncake_transfer.testing.fixtures import wait_until
 
 DEADLINE_S = 10.0
 CYCLES = 1000
+DESCRIPTORS = Path("/proc/self/fd")
 
 Start = Callable[..., TransferEngine]
 AddressOf = Callable[[TransferEngine], Address]
@@ -42,7 +44,9 @@ def few_descriptors() -> Iterator[Callable[[], None]]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 1, before[1]))
+        lowest = os.dup(0)  # the lowest free number, of which there is then none below the limit
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
 
     yield limit
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -61,11 +65,9 @@ def test_an_endpoint_without_descriptors_waits_idly_and_recovers(
             one.connect(("127.0.0.1", address.port))  # the kernel accepts, the endpoint cannot
             one.sendall(Frame(Op.HELLO, key=address.nonce).packed())
         spent = time.process_time()
-        until = time.monotonic() + 0.5
         sockets[-1].settimeout(0.5)
         with pytest.raises(TimeoutError):
-            while time.monotonic() < until:
-                sockets[-1].recv(64)
+            sockets[-1].recv(64)
         assert time.process_time() - spent < 0.25, "it looks for descriptors all the time"
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         for one in sockets:
@@ -75,7 +77,7 @@ def test_an_endpoint_without_descriptors_waits_idly_and_recovers(
 
 def test_a_thousand_connections_leave_nothing(engine: TransferEngine, address_of: AddressOf) -> None:
     def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
+        return len([*DESCRIPTORS.iterdir()])
 
     address = address_of(engine)
     before, grown = descriptors(), 0

@@ -46,24 +46,55 @@ void check(mc_status status, const char* what) {
 }
 
 uint64_t odd_number() {
-  constexpr uint64_t kEdges[] = {0, 1, 63, 64, 65, 4096, kRegionBytes - 1, kRegionBytes, kRegionBytes + 1,
-                                 1ull << 30, (1ull << 30) + 1, 1ull << 63, ~0ull};
+  constexpr uint64_t kEdges[] = {0,
+                                 1,
+                                 63,
+                                 64,
+                                 65,
+                                 4096,
+                                 kRegionBytes - 1,
+                                 kRegionBytes,
+                                 kRegionBytes + 1,
+                                 1ull << 30,
+                                 (1ull << 30) + 1,
+                                 1ull << 63,
+                                 ~0ull};
   return roll(2) == 0 ? kEdges[roll(std::size(kEdges))] : dice();
 }
 
 void mutate(Header* header) {
   for (uint64_t times = roll(3); times > 0; --times) {
     switch (roll(10)) {
-      case 0: header->magic = static_cast<uint32_t>(odd_number()); break;
-      case 1: header->version = static_cast<uint8_t>(roll(4)); break;
-      case 2: header->op = static_cast<uint8_t>(roll(9)); break;
-      case 3: header->flags = static_cast<uint16_t>(odd_number()); break;
-      case 4: header->seq = odd_number(); break;
-      case 5: header->region_id = odd_number(); break;
-      case 6: header->key[roll(MC_KEY_BYTES)] ^= static_cast<uint8_t>(1 + roll(255)); break;
-      case 7: header->remote_offset = odd_number(); break;
-      case 8: header->length = odd_number(); break;
-      default: header->status = static_cast<int32_t>(odd_number()); break;
+      case 0:
+        header->magic = static_cast<uint32_t>(odd_number());
+        break;
+      case 1:
+        header->version = static_cast<uint8_t>(roll(4));
+        break;
+      case 2:
+        header->op = static_cast<uint8_t>(roll(9));
+        break;
+      case 3:
+        header->flags = static_cast<uint16_t>(odd_number());
+        break;
+      case 4:
+        header->seq = odd_number();
+        break;
+      case 5:
+        header->region_id = odd_number();
+        break;
+      case 6:
+        header->key[roll(MC_KEY_BYTES)] ^= static_cast<uint8_t>(1 + roll(255));
+        break;
+      case 7:
+        header->remote_offset = odd_number();
+        break;
+      case 8:
+        header->length = odd_number();
+        break;
+      default:
+        header->status = static_cast<int32_t>(odd_number());
+        break;
     }
   }
 }
@@ -222,8 +253,7 @@ void check_it_still_serves(const Endpoint& endpoint) {
   append(&bytes, read);
   Header welcome, answer;
   bool served = peer.send_all(bytes) && peer.receive_all(&welcome, sizeof(welcome)) &&
-                peer.receive_all(&answer, sizeof(answer)) &&
-                peer.receive_all(payload.data(), payload.size());
+                peer.receive_all(&answer, sizeof(answer)) && peer.receive_all(payload.data(), payload.size());
   if (!served || welcome.status != MC_OK || answer.status != MC_OK || answer.length != read.length) {
     fail("the endpoint does not serve any more");
   }
@@ -240,8 +270,9 @@ class Target {
     blob += "127.0.0.1";
     check(driver->connect(endpoint.handle, blob.data(), blob.size(), &connection_), "connect");
     const uint8_t key[MC_KEY_BYTES] = {};
-    check(driver->import_key(endpoint.handle, connection_, kRegionId, key, kRegionBytes, nullptr, 0, &remote_),
-          "import");
+    check(
+        driver->import_key(endpoint.handle, connection_, kRegionId, key, kRegionBytes, nullptr, 0, &remote_),
+        "import");
   }
   ~Target() {
     driver->release_key(endpoint_.handle, remote_);
@@ -252,8 +283,15 @@ class Target {
   uint64_t answer_some() {
     mc_op ops[8] = {};
     for (mc_op& op : ops) {
-      op = {static_cast<uint32_t>(roll(2)), 0, connection_, endpoint_.local, remote_, roll(1000), roll(1000),
-            1 + roll(1000), 1};
+      op = {static_cast<uint32_t>(roll(2)),
+            0,
+            connection_,
+            endpoint_.local,
+            remote_,
+            roll(1000),
+            roll(1000),
+            1 + roll(1000),
+            1};
     }
     size_t accepted = 0;
     check(driver->submit(endpoint_.handle, ops, std::size(ops), &accepted), "submit");
