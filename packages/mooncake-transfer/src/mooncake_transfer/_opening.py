@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from mooncake_transfer._core import Engine as CoreEngine
 from mooncake_transfer._errors import ConfigError, DriverUnavailable
+from mooncake_transfer._placing import place_devices
 from mooncake_transfer.config import TransferConfig
 from mooncake_transfer.drivers import DriverStatus, select_drivers
 from mooncake_transfer.hooks import DriverInfo, EndpointSpec
@@ -24,9 +25,10 @@ def open_drivers(core: CoreEngine, config: TransferConfig) -> dict[str, DriverSt
     unknown = set(config.driver_options) - {info.name for info, _ in select_drivers(None)}
     if unknown:
         raise ConfigError(f"driver_options names drivers that are not installed: {sorted(unknown)}")
+    nodes = place_devices(core, config)
     drivers: dict[str, DriverStatus] = {}
     for info, status in select_drivers(config.drivers):
-        drivers[info.name] = _open_driver(core, config, info, status) if status.usable else status
+        drivers[info.name] = _open_driver(core, config, info, status, nodes) if status.usable else status
     if not any(status.usable for status in drivers.values()):
         reasons = "; ".join(f"{status.name}: {status.reason}" for status in drivers.values())
         raise DriverUnavailable(f"no driver can be used here ({reasons or 'none is installed'})")
@@ -34,13 +36,14 @@ def open_drivers(core: CoreEngine, config: TransferConfig) -> dict[str, DriverSt
 
 
 def _open_driver(
-    core: CoreEngine, config: TransferConfig, info: DriverInfo, status: DriverStatus
+    core: CoreEngine, config: TransferConfig, info: DriverInfo, status: DriverStatus, nodes: dict[str, int]
 ) -> DriverStatus:
     opened = 0
     reasons = []
     for spec in _endpoints(config, info):
         try:
-            core.add_endpoint(info.load(), info.name, spec.device, spec.numa_node, list(spec.options.items()))
+            node = nodes.get(spec.device, spec.numa_node)
+            core.add_endpoint(info.load(), info.name, spec.device, node, list(spec.options.items()))
             opened += 1
         except Exception as error:  # a third party's code; without it the other drivers still work
             place = f" on {spec.device}" if spec.device else ""
