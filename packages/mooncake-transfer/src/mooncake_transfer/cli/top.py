@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.box import SIMPLE
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
@@ -24,6 +25,7 @@ from mooncake_transfer.introspection import RailRate, Snapshot, ask_snapshot, ra
 __all__ = ["View", "top"]
 
 FAILED, WRONG_USE = 1, 2
+NOBODY = "no engine of this user runs on this host"
 STATE_STYLES = {"closed": "green", "suspect": "yellow", "half-open": "yellow", "open": "red"}
 
 
@@ -55,16 +57,12 @@ def top(
 ) -> None:
     """Show live rails, peers, GB/s and errors of engines, until Ctrl-C.
 
-    Without an address it shows the engines of this host that this user runs. Exit status: with --once 1 when
-    an engine did not answer; 2 for wrong use.
+    Without an address it shows the engines of this host that this user runs. MiB are those in flight. Exit
+    status: with --once 1 when an engine did not answer; 2 for wrong use, or when there is no engine.
     """
     console, errors = Console(), Console(stderr=True)
     if json and not once:
         _print_line(errors, "mooncake top: --json needs --once")
-        raise typer.Exit(WRONG_USE)
-    chosen = addresses or sorted(engines_here())
-    if not chosen:
-        _print_line(errors, "mooncake top: no engine of this user runs on this host; name one as host:port")
         raise typer.Exit(WRONG_USE)
     try:
         engine = TransferEngine(visitor_config())
@@ -72,55 +70,59 @@ def top(
         _print_line(errors, f"mooncake top: no engine to ask from: {error}")
         raise typer.Exit(WRONG_USE) from None
     with engine:
-        if once:
-            first = _look(engine, chosen, [], timeout_s)
-            threading.Event().wait(interval_s)
-            views = _look(engine, chosen, first, timeout_s)
-            _print_once(views, json, console)
-            raise typer.Exit(FAILED if any(view.failure for view in views) else 0)
-        _follow(engine, chosen, interval_s, timeout_s, console)
-
-
-def _follow(
-    engine: TransferEngine, addresses: Sequence[str], interval_s: float, timeout_s: float, console: Console
-) -> None:
-    views: list[View] = []
-    pause = threading.Event()
-    try:
-        if not console.is_terminal:  # a pipe or a file gets one picture after another
-            while not pause.wait(interval_s if views else 0):
-                views = _look(engine, addresses, views, timeout_s)
-                console.print(render(views))
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            while not pause.wait(interval_s if views else 0):
-                views = _look(engine, addresses, views, timeout_s)
-                live.update(render(views), refresh=True)
-    except KeyboardInterrupt:
-        return
-
-
-def _look(
-    engine: TransferEngine, addresses: Sequence[str], before: Sequence[View], timeout_s: float
-) -> list[View]:
-    earlier = {view.address: view.snapshot for view in before}
-
-    def look(address: str) -> View:
-        try:
-            snapshot = ask_snapshot(engine, address, timeout_s)
-        except TransferError as error:
-            return View(address, f"{type(error).__name__}: {error}")
-        return View(address, "", snapshot, rail_rates(earlier.get(address), snapshot))
-
-    # All at the same time: one that does not answer holds up no other.
-    with ThreadPoolExecutor(len(addresses)) as pool:
-        return list(pool.map(look, addresses))
-
-
-def _print_once(views: list[View], json: bool, console: Console) -> None:
+        watch = _Watch(engine, addresses or [], timeout_s)
+        if not once:
+            return _follow(watch, interval_s, console)
+        watch.look()
+        threading.Event().wait(interval_s)
+        views = watch.look()
+    if not views:
+        _print_line(errors, f"mooncake top: {NOBODY}; name one as host:port")
+        raise typer.Exit(WRONG_USE)
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(views), indent=2).decode())
     else:
         console.print(render(views))
+    raise typer.Exit(FAILED if any(view.failure for view in views) else 0)
+
+
+class _Watch:
+    """Asks engines again and again, and remembers what each said before."""
+
+    def __init__(self, engine: TransferEngine, addresses: Sequence[str], timeout_s: float) -> None:
+        self._engine, self._addresses, self._timeout_s = engine, addresses, timeout_s
+        self._before: dict[str, Snapshot] = {}
+
+    def look(self) -> list[View]:
+        """Ask all at the same time: one that does not answer holds up no other."""
+        addresses = self._addresses or sorted(set(engines_here()) - {self._engine.address})
+        with ThreadPoolExecutor(max(1, len(addresses))) as pool:
+            views = list(pool.map(self._ask, addresses))
+        self._before = {view.address: view.snapshot for view in views if view.snapshot is not None}
+        # Who was found and does not answer has just ended; who was named shall be missed.
+        return [view for view in views if view.snapshot is not None or self._addresses]
+
+    def _ask(self, address: str) -> View:
+        try:
+            snapshot = ask_snapshot(self._engine, address, self._timeout_s)
+        except TransferError as error:
+            return View(address, f"{type(error).__name__}: {error}")
+        return View(address, "", snapshot, rail_rates(self._before.get(address), snapshot))
+
+
+def _follow(watch: _Watch, interval_s: float, console: Console) -> None:
+    pause = threading.Event()
+    try:
+        if not console.is_terminal:  # a pipe or a file gets one picture after another
+            while True:
+                console.print(render(watch.look()))
+                pause.wait(interval_s)
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(render(watch.look()), refresh=True)
+                pause.wait(interval_s)
+    except KeyboardInterrupt:
+        return
 
 
 def _print_line(console: Console, text: str) -> None:
@@ -129,12 +131,15 @@ def _print_line(console: Console, text: str) -> None:
 
 def render(views: Sequence[View]) -> RenderableType:
     """Lay the views out for a terminal."""
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [] if views else [Text(NOBODY)]
     for view in views:
         if view.snapshot is None:
-            parts.append(Text(f"{view.address}  {view.failure}", style="red"))
-        else:
-            parts += [_headline(view.snapshot, view.rates), _rails(view.rates), _drivers(view.snapshot)]
+            parts.append(Text(f"{view.address}  {view.failure}\n", style="red"))
+            continue
+        parts.append(_headline(view.snapshot, view.rates))
+        if view.rates:
+            parts.append(_rails(view.rates))
+        parts.append(_drivers(view.snapshot))
     return Group(*parts)
 
 
@@ -149,18 +154,23 @@ def _headline(snapshot: Snapshot, rates: Sequence[RailRate]) -> Text:
 
 
 def _rails(rates: Sequence[RailRate]) -> Table:
-    table = Table("peer", "driver", "rail", "state")
-    for name in ("GB/s", "slices/s", "p50 us <=", "p99 us <=", "in flight MiB", "errors", "retries"):
+    # Terminals are narrow: what is empty in every row has no column.
+    devices = any(rate.rail.device or rate.rail.remote_device for rate in rates)
+    failures = any(rate.rail.last_error for rate in rates)
+    table = Table(box=SIMPLE)
+    for name in ("peer", "driver", *(["rail"] if devices else []), "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("GB/s", "slices/s", "p50 us", "p99 us", "MiB", "errors", "retries"):
         table.add_column(name, justify="right")
-    table.add_column("last error")
+    if failures:
+        table.add_column("last error")
     for rate in sorted(rates, key=lambda rate: -rate.bytes_per_s):
         rail = rate.rail
-        devices = f"{rail.device} -> {rail.remote_device}" if rail.device or rail.remote_device else ""
-        quantiles = ["" if value is None else f"{value:,.0f}" for value in (rate.p50_us, rate.p99_us)]
+        quantiles = ["" if value is None else f"<={value:,.0f}" for value in (rate.p50_us, rate.p99_us)]
         table.add_row(
             escape(rail.peer),
             escape(rail.driver),
-            escape(devices),
+            *([escape(f"{rail.device} -> {rail.remote_device}")] if devices else []),
             f"[{STATE_STYLES[rail.state]}]{rail.state}[/]",
             f"{rate.bytes_per_s / 1e9:.3g}",
             f"{rate.ops_per_s:,.0f}",
@@ -168,7 +178,7 @@ def _rails(rates: Sequence[RailRate]) -> Table:
             f"{rail.in_flight_bytes / (1 << 20):.1f}",
             str(rail.errors),
             str(rail.retries),
-            escape(rail.last_error),
+            *([escape(rail.last_error)] if failures else []),
         )
     return table
 
