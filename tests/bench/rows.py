@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 RATIO, VALUE = "ratio", "value"
+NOISE = "_others_cores"  # ends the names of details that tell how busy the rest of the machine was
+QUIET_CORES = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +111,17 @@ def show(rows: Sequence[Row], console: Console) -> None:
     console.print(table)
     for reason in sorted({row.details["absent"] for row in rows if "absent" in row.details}):
         console.print(f"absent: {reason}", markup=False)
+    if (others := noise(rows)) > QUIET_CORES:
+        text = f"not a quiet machine: others used up to {others:.1f} cores, which spinning peers suffer most from"
+        console.print(text, style="yellow")
     console.print(conclusion(rows), markup=False)
+
+
+def noise(rows: Sequence[Row]) -> float:
+    """Cores that processes outside the benchmark kept busy in the noisiest measurement."""
+    return max(
+        (value for row in rows for key, value in row.details.items() if key.endswith(NOISE)), default=0.0
+    )
 
 
 def _shown(value: float | None) -> str:

@@ -67,6 +67,8 @@ def test_a_target_is_judged_by_what_it_is_on(rows: Any) -> None:
     assert slower.met is False
     alone = rows.Row("b", "w", "ms", 3.0, target=rows.Target(rows.VALUE, at_most=2.0))
     assert (alone.ratio, alone.met) == (None, False)
+    noisy = rows.Row("b", "w", "ms", 3.0, details={"ours_others_cores": 1.5, "peer_others_cores": 0.1})
+    assert rows.noise([alone, noisy]) == 1.5
     absent = rows.Row("b", "w", "ms", 3.0, "p", None, rows.Target(rows.RATIO, at_most=2.0))
     assert absent.met is None
     assert rows.conclusion([faster, slower, alone, absent]) == (

@@ -20,8 +20,8 @@ from transfer.posting import posting_rows
 from transfer.rounds import Findings, Pace, measure
 
 BENCH = "transfer"
-PACE = Pace(rounds=9, window_s=0.2)
-QUICK_PACE = Pace(rounds=3, window_s=0.06)
+PACE = Pace(rounds=9, window_s=0.2, limit_s=30.0)
+QUICK_PACE = Pace(rounds=3, window_s=0.06, limit_s=1.5)
 CROWD_S, QUICK_CROWD_S = 60.0, 5.0
 
 
@@ -121,7 +121,7 @@ def _rows(case: Case, condition: str, findings: Findings, absent: dict[str, str]
         for whose, found in (("ours", mine), ("peer", theirs)):
             if found is not None:
                 details |= {f"{whose}_p50_us": found["p50_us"], f"{whose}_p99_us": found["p99_us"]}
-                details[f"{whose}_others_cores"] = found["others"]
+                details |= {f"{whose}_rounds": found["rounds"], f"{whose}_others_cores": found["others"]}
         for missing in (case.ours, name):
             reason = absent.get(missing) or findings.failures.get(missing)
             if reason and findings.medians.get((case.operation, missing)) is None:

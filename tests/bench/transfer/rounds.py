@@ -16,10 +16,14 @@ KEYS = ("p50_us", "p99_us", "mean_us", "cpu_us")
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """How long to measure: rounds, and how long each contestant has in each."""
+    """How long to measure: rounds, and how long each contestant has in each.
+
+    No round of an operation begins after ``limit_s``: some peers take seconds for a call on busy cores.
+    """
 
     rounds: int
     window_s: float
+    limit_s: float
 
 
 @dataclasses.dataclass
@@ -42,8 +46,10 @@ def measure(
     for operation, names in operations.items():
         progress(str(operation))
         present = [name for name in names if name in contestants]
-        rounds = []
+        rounds, last_start_s = [], time.monotonic() + pace.limit_s
         for number in range(pace.rounds):
+            if rounds and time.monotonic() > last_start_s:
+                break
             # Each round begins with another contestant: being first or after somebody is nobody's habit.
             turns = present[number % len(present) :] + present[: number % len(present)] if present else []
             rounds.append(_round(operation, turns, contestants, pace, spinner_pids, findings))
