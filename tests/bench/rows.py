@@ -112,7 +112,7 @@ def show(rows: Sequence[Row], console: Console) -> None:
     for reason in sorted({row.details["absent"] for row in rows if "absent" in row.details}):
         console.print(f"absent: {reason}", markup=False)
     if (others := noise(rows)) > QUIET_CORES:
-        text = f"not a quiet machine: others used up to {others:.1f} cores; peers that spin suffer most from it"
+        text = f"not a quiet machine: others used up to {others:.1f} cores; peers that spin suffer most"
         console.print(text, style="yellow")
     console.print(conclusion(rows), markup=False)
 
