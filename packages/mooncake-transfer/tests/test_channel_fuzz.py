@@ -1,4 +1,4 @@
-"""Malformed frames harm nobody. ``core/tests/channel_fuzz.cpp`` does the same millions of times."""
+"""Malformed frames harm nobody. ``tests/sanitize/channel_fuzz.cpp`` does the same millions of times."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ void answer(Channel& channel, const std::atomic<bool>& stop) {
 // More slowly than they come, so that the senders run out of room.
 void take_events(Channel& channel, const std::atomic<bool>& stop) {
   Event event;
-  while (!stop) {
+  for (unsigned taken = 1; !stop; ++taken) {
     channel.next_event(mooncake::deadline_after(0.05), &event);
-    if (event.request++ % 16 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (taken % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
@@ -65,7 +65,7 @@ void talk(Channel& channel, uint64_t connection, unsigned seed, const std::atomi
     ++calls;
     status = channel.notify(connection, "note", body, deadline());
     require(status.code != Code::kTimeout, "a notification found no room in time: " + status.reason);
-    for (int k = 0; k < 20; ++k) {
+    for (int k = 0; k < 200; ++k) {
       status = channel.try_notify(connection, "note", body);
       (status.ok() ? notes : refused) += 1;
       require(status.ok() || status.code == Code::kNoMemory || status.code == Code::kUnreachable,
