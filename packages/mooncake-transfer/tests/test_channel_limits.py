@@ -17,7 +17,7 @@ import pytest
 
 from mooncake_transfer import TransferConfig, TransferEngine
 from mooncake_transfer._core import Channel
-from mooncake_transfer.errors import ConfigError, PeerUnreachable
+from mooncake_transfer.errors import ConfigError, PeerUnreachable, RemoteError
 
 DEADLINE_S = 10.0
 MIB = 1 << 20
@@ -232,6 +232,16 @@ def test_engines_reach_each_other_over_ipv6() -> None:
         assert here.connect(there.address).call("who") == here.address.encode()
         target, source = there.register(bytearray(8)), here.register(bytearray(b"12345678"))
         here.write(source, here.import_region(target.descriptor()), [(0, 0, 8)]).wait()
+
+
+def test_an_answer_over_the_limit_is_an_error_at_the_caller_and_the_next_is_answered() -> None:
+    config = TransferConfig(drivers=("tcp",), handler_threads=1)
+    with TransferEngine(config) as here, TransferEngine(config) as there:
+        there.serve("zeros", lambda payload, caller: bytes(int(payload)))
+        peer = here.connect(there.address)
+        with pytest.raises(RemoteError, match="ConfigError.*move bulk data"):
+            peer.call("zeros", b"67108865")
+        assert peer.call("zeros", b"3") == bytes(3)
 
 
 def free_range(count: int) -> int:

@@ -14,10 +14,11 @@ import trustme
 
 from mooncake_transfer import TransferConfig, TransferEngine
 from mooncake_transfer._core import Channel
-from mooncake_transfer.errors import ConfigError, PeerUntrusted
+from mooncake_transfer.errors import ConfigError, PeerUntrusted, TransferError
 from mooncake_transfer.tls import TlsConfig
 
 DEADLINE_S = 10.0
+MIB = 1 << 20
 
 OpenChannel = Callable[..., Channel]
 
@@ -206,6 +207,25 @@ def test_engines_with_tls_move_bytes_and_one_without_is_refused(local: Identity)
         here.write(source, here.import_region(target.descriptor()), [(0, 0, 64)]).wait()
         with TransferEngine(TransferConfig(drivers=("tcp",))) as plain, pytest.raises(PeerUntrusted):
             plain.connect(there.address)
+
+
+def test_with_tls_for_data_the_bytes_of_regions_are_encrypted_too_and_a_plain_reader_gets_none(
+    local: Identity,
+) -> None:
+    def config(identity: Identity, *, data: bool) -> TransferConfig:
+        ca, certificate, key = identity
+        return config_with(TlsConfig(ca_file=ca, certificate_file=certificate, key_file=key, data=data))
+
+    with TransferEngine(config(local, data=True)) as here, TransferEngine(config(local, data=True)) as there:
+        target, source = there.register(bytearray(MIB)), here.register(bytearray(b"x" * MIB))
+        here.write(source, here.import_region(target.descriptor()), [(0, 0, MIB)]).wait(DEADLINE_S)
+        assert bytes(target.view()[-4:]) == b"xxxx"
+        with TransferEngine(config(local, data=False)) as half:
+            mine = half.register(bytearray(MIB))
+            remote = half.import_region(target.descriptor())
+            with pytest.raises(TransferError):
+                half.read(mine, remote, [(0, 0, MIB)]).wait(DEADLINE_S)
+            assert bytes(mine.view()) == bytes(MIB)
 
 
 @pytest.mark.parametrize("field", ["ca_file", "certificate_file", "key_file"])

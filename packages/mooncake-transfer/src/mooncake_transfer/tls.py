@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-# Not used here: it has loaded the OpenSSL that Python came with, if any; the core then finds it by its name.
-import ssl  # noqa: F401
+import importlib
 from pathlib import Path
 
 import msgspec
@@ -51,6 +50,8 @@ def secure(channel: Channel, tls: TlsConfig) -> None:
             path.open("rb").close()
         except OSError as error:
             raise ConfigError(f"tls.{name} cannot be read: {error}") from None
+    # Loads the OpenSSL that Python came with, if any; the core then finds it by its name.
+    importlib.import_module("ssl")
     channel.use_tls(tls.ca_file, tls.certificate_file, tls.key_file, tls.verify_host)
 
 
