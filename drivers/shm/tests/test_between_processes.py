@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +143,28 @@ def test_a_peer_that_does_not_answer_fails_only_what_needs_an_answer(peer: PeerP
             assert time.monotonic() - started < 5
         finally:
             peer.resume()
+
+
+PROGRAM = """
+import sys
+from mooncake_transfer import TransferConfig, TransferEngine
+engine = TransferEngine(TransferConfig(drivers=("shm",)))
+remote = engine.import_region(bytes.fromhex(sys.argv[1]))
+local = engine.allocate({nbytes})
+engine.write(local, remote, [[0, 0, {nbytes}]]).wait()
+transfers = [engine.write(local, remote, [[0, 0, {nbytes}]]) for _ in range(500)]
+"""
+
+
+def test_an_interpreter_exits_promptly_with_transfers_in_flight(peer: PeerProcess) -> None:
+    shared = set(Path("/dev/shm").iterdir())
+    owned = peer.allocate(NBYTES, SEED)
+    command = [sys.executable, "-c", PROGRAM.format(nbytes=NBYTES), owned.descriptor.hex()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(Path("/dev/shm").iterdir()) <= shared
+    peer.fill(owned.number, LAST_SEED)
+    assert peer.digest(owned.number) == digest(pattern(LAST_SEED, NBYTES))
 
 
 @needs_root
