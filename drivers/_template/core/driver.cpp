@@ -111,6 +111,9 @@ mc_status caps(mc_handle handle, mc_caps* out) {
     ours.bandwidth_bytes_per_s = 1'000'000'000;
     ours.latency_ns = 50'000;
     ours.alignment = 1;
+    ours.inline_bytes = 0;  // nothing is ever done when submit() returns
+    ours.in_flight_bytes = 8 << 20;
+    ours.in_flight_ops = 64;
     std::memcpy(out, &ours, std::min<size_t>(out->struct_size, sizeof ours));
     return {};
   });
@@ -267,6 +270,21 @@ mc_status cancel(mc_handle handle, uint64_t cookie) {
   });
 }
 
+// What hardware adds to a lesser key goes into the blob, as in export_key.
+mc_status grant(mc_handle handle, mc_handle registered, const uint8_t* key, uint32_t access, void*,
+                size_t* length) {
+  return with_endpoint(handle, [&](Endpoint& endpoint) -> Status {
+    Status status = endpoint.regions.grant(registered, key, access);
+    if (status.code == MC_OK) *length = 0;
+    return status;
+  });
+}
+
+mc_status revoke(mc_handle handle, mc_handle registered, const uint8_t* key, uint64_t deadline_ns) {
+  return with_endpoint(
+      handle, [&](Endpoint& endpoint) { return endpoint.regions.revoke(registered, key, deadline_ns); });
+}
+
 }  // namespace
 
 const mc_driver_v1* driver_table() {
@@ -293,6 +311,9 @@ const mc_driver_v1* driver_table() {
       .event_fd = event_fd,
       .arm = arm,
       .cancel = cancel,
+      .grant = grant,
+      .revoke = revoke,
+      .submit_on_stream = nullptr,  // host memory follows no device stream
   };
   return &table;
 }

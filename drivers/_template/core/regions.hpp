@@ -14,6 +14,7 @@
 namespace template_driver {
 
 struct Region;
+struct Grant;
 
 // Never 0, never used twice.
 mc_handle new_handle();
@@ -25,10 +26,12 @@ class Regions {
   class Use {
    public:
     Use() = default;
-    Use(Use&& other) noexcept : regions_(other.regions_), region_(std::exchange(other.region_, nullptr)) {}
+    Use(Use&& other) noexcept
+        : regions_(other.regions_), region_(std::exchange(other.region_, nullptr)), key_(other.key_) {}
     Use& operator=(Use&& other) noexcept {
       std::swap(regions_, other.regions_);
       std::swap(region_, other.region_);
+      std::swap(key_, other.key_);
       return *this;
     }
     ~Use();
@@ -41,6 +44,7 @@ class Regions {
     friend class Regions;
     Regions* regions_ = nullptr;
     std::shared_ptr<Region> region_;
+    Grant* key_ = nullptr;  // the key that a peer used; null for this side's own operations
   };
 
   // Real hardware: pin the memory and hand it to the device here (ibv_reg_mr and its like).
@@ -48,13 +52,20 @@ class Regions {
   Status remove(mc_handle handle, uint64_t deadline_ns);
   bool has(mc_handle handle);
 
+  // A key with lesser rights (mc_access bits). Real hardware: a second registration of the same memory with
+  // fewer rights (another ibv_reg_mr), or a memory window.
+  Status grant(mc_handle handle, const uint8_t* key, uint32_t access);
+  // Refuses a key from now on, or every key where it is null, and waits for operations under it until the
+  // deadline; 0 does not wait.
+  Status revoke(mc_handle handle, const uint8_t* key, uint64_t deadline_ns);
+
   // For an operation of this side. Empty when the handle or the range is wrong; `status` tells which.
   Use use(mc_handle handle, uint64_t offset, uint64_t length, Status* status);
   // For a peer's request: the check of key and range that no initiator can be trusted to make.
   Use admit(const Request& request, Status* status);
 
  private:
-  Use begin(const std::shared_ptr<Region>& region);
+  Use begin(const std::shared_ptr<Region>& region, Grant* key);
 
   std::mutex mutex_;
   std::condition_variable unused_;
