@@ -185,8 +185,8 @@ struct mc_driver_v1 {
   /* Fetches up to `capacity` completions; MC_OK with `*count` 0 when there is none. */
   mc_status (*poll)(mc_handle endpoint, mc_completion* completions, size_t capacity, size_t* count);
   /* A descriptor that becomes readable when completions arrive after arm() returned MC_OK; -1: poll on a
-   * timer. arm() returns MC_AGAIN when completions are waiting already. The engine never reads the
-   * descriptor. */
+   * timer. arm() returns MC_AGAIN when completions are waiting already, or when poll() could do some of the
+   * work, which a driver may leave to whoever polls. The engine never reads the descriptor. */
   int (*event_fd)(mc_handle endpoint);
   mc_status (*arm)(mc_handle endpoint);
   /* Asks for an early end of the operations with this cookie. Each still completes: MC_CANCELLED, or its own
