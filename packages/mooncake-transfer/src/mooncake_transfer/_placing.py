@@ -20,7 +20,8 @@ def place_devices(core: CoreEngine, config: TransferConfig) -> dict[str, int]:
     override = Override.load(config.topology) if config.topology else None
     if override is None and len(list(NODES.glob("node[0-9]*"))) < 2:
         return {}
-    topology = Topology.discover(override=override)
+    # Without what NVIDIA's library knows of GPUs: it takes up to a second to start, and nodes are in sysfs.
+    topology = Topology.discover(override=override, gpus={})
     core.set_numa_distances(topology.numa_distances())
     nodes = {}
     for device in topology.devices:
