@@ -239,7 +239,7 @@ def test_an_answer_over_the_limit_is_an_error_at_the_caller_and_the_next_is_answ
     with TransferEngine(config) as here, TransferEngine(config) as there:
         there.serve("zeros", lambda payload, caller: bytes(int(payload)))
         peer = here.connect(there.address)
-        with pytest.raises(RemoteError, match="ConfigError.*move bulk data"):
+        with pytest.raises(RemoteError, match=r"ConfigError.*move bulk data"):
             peer.call("zeros", b"67108865")
         assert peer.call("zeros", b"3") == bytes(3)
 
