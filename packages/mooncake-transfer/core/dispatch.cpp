@@ -660,7 +660,10 @@ std::string Engine::explain(Transfer& t) {
   for (size_t r = 0; r < ways.size(); ++r) {
     if (rails & bit(r)) text += ", the rest waits for an answer over " + ways[r]->label;
   }
-  if (rails == 0 && queued != 0) text += ", the rest waits for its turn";
+  if (rails == 0 && queued != 0) {
+    text += ", the rest waits for its turn";
+    for (size_t r = 0; r < ways.size(); ++r) text += (r == 0 ? " on " : ", ") + ways[r]->label;
+  }
   std::string said = t.attempts();
   if (!said.empty()) text += "; earlier: " + said;
   return text;

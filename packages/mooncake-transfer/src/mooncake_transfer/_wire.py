@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 PROTOCOL = 2
+Size = Annotated[int, msgspec.Meta(ge=0)]  # msgpack has no number beyond 64 bits
+Key = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 DRIVER_BLOBS = list[tuple[str, str, bytes]]  # driver, device, what the driver says
 
 
@@ -24,9 +28,9 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
     address: str
     epoch: int
     name: str
-    region_id: int
-    key: bytes
-    length: int
+    region_id: Size
+    key: Key
+    length: Size
     keys: DRIVER_BLOBS
     access: str = "rw"
 

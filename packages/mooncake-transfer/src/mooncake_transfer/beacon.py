@@ -7,6 +7,7 @@ open files in /proc to other processes of the same user, and forgets them when t
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ __all__ = ["Beacon", "engines_here"]
 PREFIX = "mooncake-engine:"
 SHOWN_AS = f"/memfd:{PREFIX}"
 
+log = logging.getLogger(__name__)
+
 
 class Beacon:
     """Shows the address of one engine to who looks for engines on this host."""
@@ -24,8 +27,11 @@ class Beacon:
         self._fd = -1
 
     def start(self, address: str) -> None:
-        """Show ``address`` from now on."""
-        self._fd = os.memfd_create(f"{PREFIX}{address}"[:200], os.MFD_CLOEXEC)
+        """Show ``address`` from now on. Without a free descriptor it is not shown, and that is all."""
+        try:
+            self._fd = os.memfd_create(f"{PREFIX}{address}"[:200], os.MFD_CLOEXEC)
+        except OSError as error:
+            log.warning("engine %s will not be found by who looks for engines here: %s", address, error)
 
     def stop(self) -> None:
         """Show it no longer. Safe to call twice."""

@@ -30,8 +30,15 @@ _libc.mmap.restype = ctypes.c_void_p
 
 
 def available_bytes() -> int:
-    """Memory this process may still take: what the system has left, within its control group."""
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    """Memory this process may still take: what the system has left, within its control group.
+
+    Raises MemoryUnavailable when no descriptor is left to look with.
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError as error:
+        raise MemoryUnavailable(f"cannot see how much memory there is: {error}; raise `ulimit -n`") from error
+    meminfo = dict(line.split(":", 1) for line in lines)
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
     group = Path("/sys/fs/cgroup")
     try:
