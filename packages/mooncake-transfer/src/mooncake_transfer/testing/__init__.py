@@ -14,6 +14,7 @@ import pytest
 # Before the modules are imported, so that their failed assertions show values as those of test files do.
 pytest.register_assert_rewrite(
     "mooncake_transfer.testing.ending",
+    "mooncake_transfer.testing.granting",
     "mooncake_transfer.testing.moving",
     "mooncake_transfer.testing.refusing",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,12 @@ class Target(Protocol):
 
     def close_region(self, number: int, timeout_s: float) -> None:
         """Close a region; it fails as ``Region.close`` does."""
+
+    def grant(self, number: int, access: str) -> bytes:
+        """Return a descriptor of a region with a key of its own, for ``r``, ``w`` or ``rw``."""
+
+    def revoke(self, number: int, descriptor: bytes, timeout_s: float) -> None:
+        """Take back what ``grant`` gave; it fails as ``Region.revoke`` does."""
 
     def write(self, number: int, descriptor: bytes, blocks: list[list[int]], timeout_s: float) -> None:
         """Write blocks of an own region to another one and wait for the end."""
@@ -84,6 +90,14 @@ class RegionOwner:
     def close_region(self, number: int, timeout_s: float) -> None:
         """Close a region; it fails as ``Region.close`` does."""
         self._regions[number].close(timeout_s)
+
+    def grant(self, number: int, access: str) -> bytes:
+        """Return a descriptor of a region with a key of its own, for ``r``, ``w`` or ``rw``."""
+        return self._regions[number].grant(cast(Literal["r", "w", "rw"], access))
+
+    def revoke(self, number: int, descriptor: bytes, timeout_s: float) -> None:
+        """Take back what ``grant`` gave; it fails as ``Region.revoke`` does."""
+        self._regions[number].revoke(descriptor, timeout_s)
 
     def write(self, number: int, descriptor: bytes, blocks: list[list[int]], timeout_s: float) -> None:
         """Write blocks of an own region to another one and wait for the end."""

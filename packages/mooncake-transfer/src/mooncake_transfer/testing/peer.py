@@ -37,11 +37,21 @@ def _write(
     owner.write(number, base64.b64decode(descriptor), blocks, timeout_s)
 
 
+def _grant(owner: RegionOwner, number: int, access: str) -> str:
+    return base64.b64encode(owner.grant(number, access)).decode()
+
+
+def _revoke(owner: RegionOwner, number: int, descriptor: str, timeout_s: float) -> None:
+    owner.revoke(number, base64.b64decode(descriptor), timeout_s)
+
+
 COMMANDS: dict[str, Any] = {
     "allocate": _allocate,
     "digest": RegionOwner.digest,
     "fill": RegionOwner.fill,
     "close_region": RegionOwner.close_region,
+    "grant": _grant,
+    "revoke": _revoke,
     "write": _write,
     "clear": RegionOwner.clear,
 }

@@ -10,6 +10,7 @@ import selectors
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -43,10 +44,13 @@ class PeerProcess:
         address: where its engine's channel listens.
     """
 
-    def __init__(self, config: TransferConfig) -> None:
-        """Start it and wait until it listens. Raises PeerProcessError."""
+    def __init__(self, config: TransferConfig, *, prefix: Sequence[str] = ()) -> None:
+        """Start it and wait until it listens. Raises PeerProcessError.
+
+        ``prefix``: a command that runs another in its own process, such as ``ip netns exec NAME``.
+        """
         lifeline, self._lifeline = os.pipe()
-        command = [sys.executable, "-m", "mooncake_transfer.testing.peer"]
+        command = [*prefix, sys.executable, "-m", "mooncake_transfer.testing.peer"]
         command += [msgspec.json.encode(config).decode(), str(lifeline)]
         try:
             self._process = subprocess.Popen(
@@ -88,6 +92,15 @@ class PeerProcess:
     def close_region(self, number: int, timeout_s: float) -> None:
         """Close a region. Raises PeerProcessError of the kind that ``Region.close`` raised."""
         self.ask("close_region", number=number, timeout_s=timeout_s)
+
+    def grant(self, number: int, access: str) -> bytes:
+        """Return a descriptor of a region with a key of its own, for ``r``, ``w`` or ``rw``."""
+        return base64.b64decode(self.ask("grant", number=number, access=access))
+
+    def revoke(self, number: int, descriptor: bytes, timeout_s: float) -> None:
+        """Take back what ``grant`` gave. Raises PeerProcessError, of the kind ``Region.revoke`` raised."""
+        encoded = base64.b64encode(descriptor).decode()
+        self.ask("revoke", number=number, descriptor=encoded, timeout_s=timeout_s)
 
     def write(self, number: int, descriptor: bytes, blocks: list[list[int]], timeout_s: float) -> None:
         """Write blocks of an own region to another one and wait for the end."""

@@ -18,6 +18,7 @@ class Quirks:
         alignment: offsets and lengths must be multiples of it.
         same_host_only: peers are on this machine; the suite then uses no network address.
         same_process_only: peers are in this process; the suite then starts no other.
+        scoped_keys: it has the functions grant and revoke of ABI 1.1.
     """
 
     ordered: bool = False
@@ -25,3 +26,4 @@ class Quirks:
     alignment: int = 1
     same_host_only: bool = False
     same_process_only: bool = False
+    scoped_keys: bool = True
