@@ -1,0 +1,42 @@
+#include "drivers.hpp"
+
+#include <memory>
+
+#include "failing.hpp"
+#include "testing/driver.hpp"
+
+// Their headers have names in common, so what is needed of them is declared here.
+namespace mooncake_tcp {
+const mc_driver_v1* driver_table();
+}
+namespace mooncake::shm {
+const mc_driver_v1* driver_table();
+}
+namespace template_driver {
+const mc_driver_v1* driver_table();
+}
+
+namespace sanitized {
+
+namespace {
+
+struct FakeFabric {
+  uint64_t number = 0;
+  std::shared_ptr<mooncake::fake::Fabric> fabric = mooncake::fake::make_fabric(1, false, &number);
+};
+
+}  // namespace
+
+Driver find_driver(const std::string& name, const std::string& device) {
+  if (name == "tcp") return {mooncake_tcp::driver_table(), {}};
+  if (name == "shm") return {mooncake::shm::driver_table(), {}};
+  if (name == "template") return {template_driver::driver_table(), {}};
+  static FakeFabric fabric;
+  if (name == "fake") {
+    return {mooncake::fake::driver_table("fake"),
+            {{"fabric", std::to_string(fabric.number)}, {"device", device}, {"queue_ops", "64"}}};
+  }
+  fail("there is no driver " + name);
+}
+
+}  // namespace sanitized
