@@ -219,6 +219,25 @@ def run_program(process: Any, body: str, before: tuple[str, ...] = ()) -> subpro
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+def test_a_forked_child_takes_no_part_and_its_parent_goes_on(endpoint_process: StartProcess) -> None:
+    body = """
+import os
+from driver_table import CLOSED, Failed
+op = Op(opcode=0, length=64, **names)
+print(endpoint.run([op]))
+child = os.fork()
+if child == 0:
+    try:
+        endpoint.submit([op])
+    except Failed as failure:
+        os._exit(0 if failure.code == CLOSED else 2)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), endpoint.run([op]))
+"""
+    done = run_program(endpoint_process(NBYTES), body)
+    assert done.stdout.splitlines() == ["[(0, '')]", "0 [(0, '')]"], done.stderr
+
+
 def test_a_reached_limit_of_descriptors_is_named_and_passes(endpoint_process: StartProcess) -> None:
     body = """
 import os, resource, time
