@@ -108,7 +108,12 @@ void Channel::drop_silent_links() {
     socklen_t length = sizeof(info);
     if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
     bool owed = info.tcpi_unacked > 0 || info.tcpi_probes > 0;
+    if (!owed) link->owed_since_ns = 0;
     if (!owed || info.tcpi_last_ack_recv <= limits_.silence_s * 1e3) continue;
+    // Probes of a window that is closed may lie further apart than the limit: the last one gets its time,
+    // too.
+    if (link->owed_since_ns == 0) link->owed_since_ns = now_ns();
+    if (now_ns() - link->owed_since_ns < kTickNs) continue;
     drop(link, Status::error(Code::kUnreachable, "its host has not answered for " +
                                                      std::to_string(info.tcpi_last_ack_recv / 1000) +
                                                      " s; the host or the network between is gone"));

@@ -77,7 +77,8 @@ struct Link {
 
   // Touched by the loop only.
   std::string received;
-  bool greeted = false;  // others may read it with the mutex held
+  uint64_t owed_since_ns = 0;  // since when it has been silent for too long and owes an answer; 0: it has not
+  bool greeted = false;        // others may read it with the mutex held
 
   std::mutex mutex;
   std::condition_variable room;  // `unsent` went below half of its limit

@@ -160,6 +160,10 @@ void tune_stream(int fd, double silence_s) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+  // Linux 6.15: repeats and probes come at least so often, so that a link that is back is noticed soon.
+  constexpr int kRtoMaxMs = 44;
+  int rto_max_ms = std::max(1000, static_cast<int>(silence_s * 1000 / 3));
+  setsockopt(fd, IPPROTO_TCP, kRtoMaxMs, &rto_max_ms, sizeof(rto_max_ms));
 }
 
 namespace {

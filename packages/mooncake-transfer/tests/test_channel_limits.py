@@ -101,6 +101,21 @@ def test_a_notification_waits_for_a_slow_peer_at_most_until_its_deadline(
     channel.notify(connection, "note", b"", DEADLINE_S)
 
 
+def test_a_peer_that_reads_nothing_for_longer_than_the_limit_of_silence_keeps_its_connection(
+    open_channel: OpenChannel, strange_server: Serve
+) -> None:
+    channel = open_channel(unsent_bytes=MIB, silence_s=1.0)
+    connection, server = strange_server(channel)
+    waited_s = 0.0
+    while waited_s < 3:  # its kernel still answers, as that of a stopped process does
+        started = time.monotonic()
+        with contextlib.suppress(PeerUnreachable):
+            channel.notify(connection, "note", bytes(MIB), 3.2)
+        waited_s = time.monotonic() - started
+    assert channel.alive(connection)
+    assert server.read()[0] == server.NOTIFY
+
+
 def test_a_peer_that_does_not_read_its_answers_is_dropped_and_others_are_served(
     open_channel: OpenChannel, stranger: Connect, answering: Callable[[Channel], None]
 ) -> None:

@@ -83,7 +83,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         transfer_timeout_s: how long ``Transfer.wait()`` waits when not told otherwise.
         close_timeout_s: how long closing a region waits for peers that still use it.
         peer_timeout_s: how long a peer's host may answer nothing, not even that bytes have arrived, before
-            its connections count as lost. It may take 2 s more to notice.
+            its connections count as lost. It may take 3 s more to notice.
         handler_threads: how many handlers of ``serve()`` may run at once.
         topology: file that corrects what the machine says of its topology (``topology.Override``); or empty.
         registry: URL of the registry that knows engines by name: ``memory:NAME``, ``http://host:port``,
