@@ -59,7 +59,9 @@ def huge_pages() -> dict[str, str]:
 
 def drive() -> dict[str, object]:
     """Describe an NVMe drive of node 1 as a region, and write to it by what a driver would get."""
-    memory = file_source(FileSource("/dev/nvme1n1", offset=4096))
+    # The kernel numbers drives as they answer, so either may be the one of node 1.
+    name = next(f"nvme{n}" for n in (0, 1) if Path(f"/sys/class/nvme/nvme{n}/numa_node").read_text() == "1\n")
+    memory = file_source(FileSource(f"/dev/{name}n1", offset=4096))
     os.pwrite(memory.fd, b"block", memory.fd_offset)
     content = os.pread(memory.fd, 5, memory.fd_offset).decode()
     report = {"kind": memory.kind.name, "nbytes": memory.nbytes, "node": memory.numa_node, "content": content}
