@@ -124,6 +124,19 @@ def test_a_write_of_a_lost_connection_never_lands_on_a_later_one(writer: Writer)
         writer.write_again(0, SLICE, seed + 100)
 
 
+def test_small_writes_that_were_cancelled_never_land_on_later_ones(writer: Writer) -> None:
+    small = [[i * PART, i * PART, PART] for i in range(256)]  # of the connection that no worker owns
+    for seed in range(1, ROUNDS + 1):
+        writer.write_all(seed)
+        writer.memory[:] = writer.expected[:] = seed + 50
+        writer.engine.write(writer.local, writer.remote, small).wait(DEADLINE_S)
+        writer.pause()
+        writer.memory[:] = 0xAA
+        with pytest.raises(TransferTimeout):
+            writer.engine.write(writer.local, writer.remote, small).wait(0.2)
+        writer.write_again(0, SLICE, seed + 100)
+
+
 def test_operations_behind_the_fence_end_by_their_own_deadlines(writer: Writer) -> None:
     writer.write_all(1)
     writer.pause()
