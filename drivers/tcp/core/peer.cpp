@@ -1,7 +1,6 @@
 #include "peer.hpp"
 
 #include <algorithm>
-#include <cassert>
 
 #include "outgoing.hpp"
 
@@ -43,8 +42,7 @@ void Peer::submit(std::vector<std::shared_ptr<Operation>> operations) {
     for (auto& operation : operations) {
       waiting_bytes_ += operation->length;
       if (is_large(*operation)) waiting_large_bytes_ += operation->length;
-      operation->place = live_.size();
-      live_.emplace_back(operation->cookie, operation);
+      live_.add(operation);
       operation->order = next_order_++;
       auto& queue = queue_of(*operation);
       queue.operations.push_back(std::move(operation));
@@ -73,7 +71,7 @@ std::vector<Outgoing*> Peer::engage_for_waiting() {
   uint64_t bulk = waiting_large_bytes_ + (small_bytes > kManySmallBytes ? small_bytes : 0);
   uint64_t now = now_ns();
   bool first_fails = lanes_[0].retry_at_ns > now && !lanes_[0].engaged;
-  if ((small_bytes != 0 && !first_fails) || lanes_.size() == 1) engage(lanes_[0]);
+  if (small_bytes != 0 && !first_fails) engage(lanes_[0]);
   if (bulk == 0 && !chosen.empty()) return with_fenced(std::move(chosen));
   size_t wanted = chosen.size() + std::clamp<uint64_t>((bulk + slice - 1) / slice, 1, lanes_.size() - 1);
   struct Candidate {
@@ -241,13 +239,7 @@ void Peer::settle(const std::shared_ptr<Operation>& operation) {
 
 void Peer::finish(const std::shared_ptr<Operation>& operation, std::vector<Completion>* completions) {
   if (operation->in_flight != 0 || operation->next != operation->length) return;
-  assert(live_[operation->place].second == operation);
-  auto keep = std::move(live_[operation->place].second);
-  if (operation->place + 1 != live_.size()) {
-    live_[operation->place] = std::move(live_.back());
-    live_[operation->place].second->place = operation->place;
-  }
-  live_.pop_back();
+  auto keep = live_.remove(*operation);
   Counters& counters = surroundings_.counters;
   auto& bytes = operation->opcode == MC_READ ? counters.bytes_read : counters.bytes_written;
   bytes.fetch_add(operation->moved, std::memory_order_relaxed);
@@ -261,10 +253,7 @@ void Peer::cancel(uint64_t cookie) {
   bool sweep = false;
   {
     std::lock_guard lock(mutex_);
-    std::vector<std::shared_ptr<Operation>> found;
-    for (const auto& [live_cookie, operation] : live_) {
-      if (live_cookie == cookie) found.push_back(operation);
-    }
+    auto found = live_.find(cookie);
     for (const auto& operation : found) {
       withdraw(*operation, {MC_CANCELLED, "cancelled"});
       if (operation->in_flight != 0) {

@@ -114,9 +114,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   uint64_t next_order_ = 0;
   uint64_t waiting_bytes_ = 0;
   uint64_t waiting_large_bytes_ = 0;  // of these
-  // What has not completed, with its cookie, in no order: adding and removing are what happens all the time,
-  // finding only for cancel().
-  std::vector<std::pair<uint64_t, std::shared_ptr<Operation>>> live_;
+  LiveOperations live_;
 };
 
 }  // namespace mooncake_tcp

@@ -1,4 +1,4 @@
-"""Nonsense to an endpoint that listens: a short run. The long one, for both sides, is fuzz/run.py."""
+"""Nonsense to an endpoint that listens: a short run. The long one, for both sides, is wire_fuzz.cpp."""
 
 from __future__ import annotations
 

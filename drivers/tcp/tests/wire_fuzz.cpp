@@ -1,7 +1,8 @@
 // Speaks nonsense to an endpoint: as an initiator to its listener, and as a target that it connects to.
 //
-//   fuzz_wire FRAMES SEED
+//   tcp_wire_fuzz FRAMES SEED
 //
+// Built and run with sanitizers by .ci/sanitize.
 // Exits 0 when the endpoint survives, still serves, and has touched no byte outside its region.
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
@@ -37,7 +38,7 @@ std::mt19937_64 dice;
 uint64_t roll(uint64_t sides) { return dice() % sides; }
 
 [[noreturn]] void fail(const std::string& what) {
-  fprintf(stderr, "fuzz_wire: %s\n", what.c_str());
+  fprintf(stderr, "tcp_wire_fuzz: %s\n", what.c_str());
   exit(1);
 }
 
@@ -349,7 +350,7 @@ class Target {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) fail("usage: fuzz_wire FRAMES SEED");
+  if (argc != 3) fail("usage: tcp_wire_fuzz FRAMES SEED");
   const uint64_t wanted = strtoull(argv[1], nullptr, 10);
   dice.seed(strtoull(argv[2], nullptr, 10));
   Endpoint endpoint;
