@@ -57,7 +57,7 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
     Peer& peer = *t.remote->peer();
     if (t.cursor.exhausted(t.plan)) {
       drop_rest(t);
-      if (t.options.held || unlink(t)) ended.push_back(transfer);
+      if (take_ended(t)) ended.push_back(transfer);
     } else {
       Cut cut = peer.queue.empty() ? cut_into(t, batch) : Cut::kTurnOver;
       if (t.cutting) {
@@ -66,7 +66,7 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
           unready(peer);
           peer.queue.blocked = true;
         }
-      } else if (t.live == 0 && unlink(t)) {
+      } else if (take_ended(t)) {
         ended.push_back(transfer);
       }
       if (!peer.queue.retries.empty()) make_ready(peer);
@@ -161,7 +161,7 @@ void Engine::collect(Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended
       cut = cut_into(*transfer, batch);
       if (!transfer->cutting) {
         best->pop_front();
-        if (transfer->live == 0 && unlink(*transfer)) ended.push_back(transfer);
+        if (take_ended(*transfer)) ended.push_back(transfer);
       } else if (cut == Cut::kTurnOver) {
         best->pop_front();
         best->push_back({std::move(transfer), now_ns()});
@@ -256,7 +256,8 @@ Engine::Cut Engine::retry_into(Peer& peer, Batch& batch, std::vector<std::shared
         drop_rest(t);
       }
       free_slice(slice);
-      if (--t.live == 0 && (t.options.held || unlink(t))) ended.push_back(t.shared_from_this());
+      --t.live;
+      if (take_ended(t)) ended.push_back(t.shared_from_this());
       continue;
     }
     const Rail& way = *peer.rails()[rail];
@@ -503,7 +504,8 @@ void Engine::settle(Slice* const* slices, size_t count, uint64_t now) {
       free_slice(*slices[i]);
       Peer& peer = *t.remote->peer();
       if (peer.queue.blocked) make_ready(peer);
-      if (--t.live == 0 && (t.options.held ? t.active : unlink(t))) ended[n++] = &t;
+      --t.live;
+      if (take_ended(t)) ended[n++] = &t;
     }
     for (Peer* peer : stalled_) make_ready(*peer);
     stalled_.clear();
@@ -546,6 +548,7 @@ bool Engine::on_failure(Slice& slice, Status status) {
   slice.with_driver = false;
   drop_rest(t);
   cancel_slices(t);
+  if (!peer.queue.retries.empty()) make_ready(peer);  // its retries are dropped there
   return false;
 }
 
@@ -570,6 +573,12 @@ void Engine::drop_rest(Transfer& t) {
   if (!t.cutting) return;
   t.cutting = false;
   --t.live;
+}
+
+// Whoever took its last slice or its rest away asks; held ones stay active until release().
+bool Engine::take_ended(Transfer& t) {
+  if (t.live != 0) return false;
+  return t.options.held ? t.active : unlink(t);
 }
 
 bool Engine::unlink(Transfer& t) {
@@ -629,11 +638,12 @@ void Engine::cancel(Transfer& t, const Status& why) {
   {
     std::lock_guard lock(mutex_);
     if (!t.active) return;
+    bool dropped = t.cutting;
     drop_rest(t);
     cancel_slices(t);
     Peer& peer = *t.remote->peer();
     if (!peer.queue.retries.empty()) make_ready(peer);  // its retries are dropped there
-    if (t.live == 0 && t.slices == nullptr && !t.options.held && unlink(t)) ended = t.shared_from_this();
+    if (dropped && take_ended(t)) ended = t.shared_from_this();
   }
   if (ended) end(*ended, now_ns());
   attend();

@@ -123,6 +123,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void drop_rest(Transfer& transfer);                // (m)
   Slice* new_slice(Transfer& transfer);              // (m)
   void free_slice(Slice& slice);                     // (m)
+  bool take_ended(Transfer& transfer);               // (m) true once, when nothing of it is left to do
   bool unlink(Transfer& transfer);                   // (m) false when close() has ended it
   void submit(Batch& batch);
   void settle(Slice* const* slices, size_t count, uint64_t now_ns);

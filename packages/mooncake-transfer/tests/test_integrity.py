@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mooncake_transfer import Region, RemoteRegion, Transfer, TransferEngine
-from mooncake_transfer.errors import ConfigError, IntegrityError
+from mooncake_transfer import RailConfig, Region, RemoteRegion, Transfer, TransferEngine
+from mooncake_transfer.errors import ConfigError, IntegrityError, TransferCancelled, TransferError
 from mooncake_transfer.testing.fake import FakeFabric
 from mooncake_transfer.testing.fixtures import bytes_of, wait_until
 
@@ -111,4 +111,19 @@ def test_many_transfers_at_once_are_checked(stack: ExitStack) -> None:
     transfers = [pair.near.write(pair.local, pair.remote, [[i * 65536, i * 65536, 65536]]) for i in range(80)]
     for transfer in transfers:
         transfer.wait(DEADLINE_S)
+    assert pair.same()
+
+
+def test_a_checked_transfer_that_fails_or_is_cancelled_ends(stack: ExitStack) -> None:
+    pair = Pair(stack, integrity="full", rails=RailConfig(attempts=1))
+    pair.device.fail(next=1)
+    with pytest.raises(TransferError, match="fake"):
+        pair.write().wait(DEADLINE_S)
+    pair.device.freeze()
+    transfer = pair.write()
+    transfer.cancel()
+    pair.device.thaw()
+    with pytest.raises(TransferCancelled):
+        transfer.wait(DEADLINE_S)
+    pair.write().wait(DEADLINE_S)
     assert pair.same()
