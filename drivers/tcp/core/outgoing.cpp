@@ -300,8 +300,7 @@ void Outgoing::drop_slice(size_t position) {
   uint64_t seq = in_flight_[position].seq;
   bool late = in_flight_[position].opcode == MC_WRITE;  // bytes of it may reach the target's memory yet
   in_flight_[position].slice = {nullptr, nullptr, 0, slice.length};
-  size_t frame = 0;
-  while (frame < out_.size() && out_[frame].header.seq != seq) ++frame;
+  size_t frame = find_queued(seq);
   if (frame < out_.size() && out_[frame].sent == 0) {
     out_.erase(frame);
     in_flight_.erase(position);
@@ -314,6 +313,20 @@ void Outgoing::drop_slice(size_t position) {
   }
   if (late) peer_.write_dropped(index_);  // before the completion is out, after which a new write may come
   peer_.slice_failed(slice, {MC_CANCELLED, "cancelled"});
+}
+
+// Requests queue in the order of their numbers. The size of the queue when it is not there.
+size_t Outgoing::find_queued(uint64_t seq) const {
+  size_t first = 0, last = out_.size();
+  while (first < last) {
+    size_t middle = first + (last - first) / 2;
+    if (out_[middle].header.seq < seq) {
+      first = middle + 1;
+    } else {
+      last = middle;
+    }
+  }
+  return first < out_.size() && out_[first].header.seq == seq ? first : out_.size();
 }
 
 void Outgoing::shut() {

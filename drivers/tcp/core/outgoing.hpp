@@ -63,6 +63,7 @@ class Outgoing final : public Stream {
   void tell_finished();
   void sweep();
   void drop_slice(size_t position);
+  size_t find_queued(uint64_t seq) const;
   void shut();
   void fail_in_flight(const Status& status);
 
