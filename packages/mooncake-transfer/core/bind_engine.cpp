@@ -46,7 +46,8 @@ void add_endpoint(Engine& engine, nb::capsule capsule, const std::string& name, 
                                                 (capsule.name() ? capsule.name() : "") + "', expected '" +
                                                 MC_DRIVER_CAPSULE + "'"));
   }
-  check(engine.add_endpoint(static_cast<const mc_driver_v1*>(capsule.data()), name, device, numa_node, options));
+  check(engine.add_endpoint(static_cast<const mc_driver_v1*>(capsule.data()), name, device, numa_node,
+                            options));
 }
 
 void set_policy(Engine& engine, uint32_t breaker_errors, double breaker_window_s, double breaker_pause_s,
@@ -216,8 +217,9 @@ void bind_engine(nb::module_& m) {
           nb::arg("channel"), nb::keep_alive<1, 2>())
       .def("add_endpoint", &add_endpoint, nb::arg("capsule"), nb::arg("driver"), nb::arg("device"),
            nb::arg("numa_node"), nb::arg("options"),
-           nb::sig("def add_endpoint(self, capsule: object, driver: str, device: str, numa_node: int, options: "
-                   "list[tuple[str, str]]) -> None"))
+           nb::sig(
+               "def add_endpoint(self, capsule: object, driver: str, device: str, numa_node: int, options: "
+               "list[tuple[str, str]]) -> None"))
       .def("set_policy", &set_policy, nb::arg("breaker_errors"), nb::arg("breaker_window_s"),
            nb::arg("breaker_pause_s"), nb::arg("breaker_max_pause_s"), nb::arg("suspect_pause_s"),
            nb::arg("slow_ratio"), nb::arg("probe_every"), nb::arg("slice_bytes"), nb::arg("attempts"),
@@ -244,7 +246,8 @@ void bind_engine(nb::module_& m) {
           nb::arg("region"))
       .def("grant", &grant, nb::arg("region"), nb::arg("key"), nb::arg("access"))
       .def("revoke", &revoke, nb::arg("region"), nb::arg("key"), nb::arg("timeout_s"))
-      .def("close_region", &close_region, nb::arg("region"), nb::arg("timeout_s"), nb::arg("refuse_when_used"))
+      .def("close_region", &close_region, nb::arg("region"), nb::arg("timeout_s"),
+           nb::arg("refuse_when_used"))
       .def(
           "add_peer",
           [](Engine& e, const std::string& label, uint64_t connection, const Named& addresses) {

@@ -16,10 +16,9 @@ Status Endpoint::check(const mc_driver_v1* table) {
   }
   constexpr size_t kMinor0 = offsetof(mc_driver_v1, grant);
   if (table->struct_size < kMinor0) {
-    return Status::error(Code::kUnsupported, "the driver's function table has " +
-                                                 std::to_string(table->struct_size) + " bytes, " +
-                                                 std::to_string(kMinor0) +
-                                                 " are needed; install a newer driver");
+    return Status::error(Code::kUnsupported,
+                         "the driver's function table has " + std::to_string(table->struct_size) +
+                             " bytes, " + std::to_string(kMinor0) + " are needed; install a newer driver");
   }
   return {};
 }
@@ -31,7 +30,7 @@ Status Endpoint::status_of(mc_status status) const {
 }
 
 template <typename Member>
-bool Endpoint::has(Member mc_driver_v1::*member) const {
+bool Endpoint::has(Member mc_driver_v1::* member) const {
   auto place = reinterpret_cast<const char*>(&(table_->*member)) - reinterpret_cast<const char*>(table_);
   return static_cast<size_t>(place) + sizeof(Member) <= table_->struct_size && table_->*member != nullptr;
 }
@@ -118,8 +117,7 @@ Status Endpoint::grant(mc_handle registered, const uint8_t* key, uint32_t access
   }
   char bytes[MC_BLOB_MAX];
   size_t length = sizeof(bytes);
-  Status status =
-      guarded([&] { return table_->grant(handle_, registered, key, access, bytes, &length); });
+  Status status = guarded([&] { return table_->grant(handle_, registered, key, access, bytes, &length); });
   if (status.ok()) blob->assign(bytes, length);
   return status;
 }
@@ -144,9 +142,8 @@ Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted, void* 
     return Status::error(Code::kUnsupported, label() + ": this driver does not follow device streams");
   }
   outstanding += count;  // before the call: a completion may arrive during it
-  mc_status status = stream == nullptr
-                         ? table_->submit(handle_, ops, count, accepted)
-                         : table_->submit_on_stream(handle_, stream, ops, count, accepted);
+  mc_status status = stream == nullptr ? table_->submit(handle_, ops, count, accepted)
+                                       : table_->submit_on_stream(handle_, stream, ops, count, accepted);
   outstanding -= count - *accepted;
   return status == MC_AGAIN ? Status{} : status_of(status);
 }

@@ -73,7 +73,7 @@ class Endpoint {
   Status status_of(mc_status status) const;
   // Whether the driver's table is long enough for a function of a later minor, and has it.
   template <typename Member>
-  bool has(Member mc_driver_v1::*member) const;
+  bool has(Member mc_driver_v1::* member) const;
   template <typename Call>
   Status guarded(Call&& call);
 

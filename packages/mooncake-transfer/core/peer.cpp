@@ -13,9 +13,9 @@ size_t common_prefix(const std::string& a, const std::string& b) {
 }
 
 struct Pair {
-  size_t local;    // index of the endpoint
-  size_t remote;   // index into the peer's addresses
-  size_t likeness; // of the two devices' names: rails of a rack, or addresses of one subnet
+  size_t local;     // index of the endpoint
+  size_t remote;    // index into the peer's addresses
+  size_t likeness;  // of the two devices' names: rails of a rack, or addresses of one subnet
 };
 
 // Pairs every endpoint of one side with a partner first, the likest devices together: those are the rails a
@@ -63,7 +63,8 @@ Peer::Peer(std::shared_ptr<Endpoints> endpoints, std::string label, uint64_t cha
       if (addresses[remote].driver != driver) continue;
       ++remotes;
       for (size_t local = begin; local < end; ++local)
-        pairs.push_back({local, remote, common_prefix((*endpoints_)[local]->device(), addresses[remote].device)});
+        pairs.push_back(
+            {local, remote, common_prefix((*endpoints_)[local]->device(), addresses[remote].device)});
     }
     if (remotes == 0) continue;
     pair_devices(std::move(pairs), end - begin, remotes, &first, &spare);

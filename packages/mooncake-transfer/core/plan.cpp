@@ -11,7 +11,9 @@ namespace {
 __extension__ typedef unsigned __int128 Wide;  // sums and products of 64-bit numbers never wrap in it
 
 std::string range_text(Wide offset, uint64_t length) {
-  std::string text = offset > std::numeric_limits<uint64_t>::max() ? "2^64 or more" : std::to_string(static_cast<uint64_t>(offset));
+  std::string text = offset > std::numeric_limits<uint64_t>::max()
+                         ? "2^64 or more"
+                         : std::to_string(static_cast<uint64_t>(offset));
   return "[" + text + ", " + text + " + " + std::to_string(length) + ")";
 }
 

@@ -1,8 +1,8 @@
 // Who polls and who sleeps.
 //
-// A thread that waits for a transfer polls for a moment, then leads: it sleeps on the drivers' descriptors itself,
-// so that one wake-up is enough. The progress thread does that only while nobody leads and something is in
-// flight, and keeps the clock: deadlines and retries.
+// A thread that waits for a transfer polls for a moment, then leads: it sleeps on the drivers' descriptors
+// itself, so that one wake-up is enough. The progress thread does that only while nobody leads and something
+// is in flight, and keeps the clock: deadlines and retries.
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -17,11 +17,11 @@ namespace {
 
 constexpr uint64_t kMaxSpinNs = 50'000;
 constexpr uint64_t kMinSpinNs = 5'000;
-constexpr uint64_t kNapNs = 1'000'000;          // while only small things are in flight that someone may wait for
-constexpr uint64_t kLedCheckNs = 10'000'000;    // while another thread leads
+constexpr uint64_t kNapNs = 1'000'000;  // while only small things are in flight that someone may wait for
+constexpr uint64_t kLedCheckNs = 10'000'000;  // while another thread leads
 constexpr uint64_t kIdleNs = 1'000'000'000;
-constexpr uint64_t kRestlessNs = 10'000'000;    // naps go on so long after the last completion
-constexpr uint64_t kTimedPollNs = 200'000;      // a driver without a descriptor
+constexpr uint64_t kRestlessNs = 10'000'000;  // naps go on so long after the last completion
+constexpr uint64_t kTimedPollNs = 200'000;    // a driver without a descriptor
 
 void relax() {
 #if defined(__x86_64__)
@@ -113,7 +113,8 @@ void Engine::lead(Transfer& t, uint64_t deadline_ns) {
     if (queued_ != 0 || t.state() != Transfer::State::kRunning) continue;
     uint64_t until = deadline_ns;
     for (auto& endpoint : *endpoints_) {
-      if (endpoint->outstanding != 0 && endpoint->event_fd() < 0) until = std::min(until, now_ns() + kTimedPollNs);
+      if (endpoint->outstanding != 0 && endpoint->event_fd() < 0)
+        until = std::min(until, now_ns() + kTimedPollNs);
     }
     sleep_until(leader_epoll_fd_, until);
   }

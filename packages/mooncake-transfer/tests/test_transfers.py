@@ -215,7 +215,7 @@ def test_the_notification_comes_after_the_last_byte_and_before_the_end(pair: Pai
         bytes_of(pair.local)[:] = index + 1
         name = b"%d" % index
         pair.near.write(pair.local, pair.remote, [[0, 0, 4 * MIB]], notify=("moved", name)).wait(DEADLINE_S)
-        wait_until(lambda count=index + 1: len(seen) == count, "the notification arrives")  # type: ignore[misc]
+        wait_until(lambda: len(seen) > index, "the notification arrives")  # noqa: B023 - called at once
     assert seen == [(b"0", True), (b"1", True), (b"2", True)]
 
 
