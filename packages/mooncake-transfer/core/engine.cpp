@@ -92,7 +92,7 @@ void Engine::close() {
     {
       std::lock_guard lock(mutex_);
       while (active_ != nullptr) {
-        orphans.push_back(active_->self);
+        orphans.push_back(std::move(active_->self));  // it would keep itself alive for ever
         unlink(*active_);
       }
       // Threads in pump() or settle() may hold plain pointers to them for a moment longer.
