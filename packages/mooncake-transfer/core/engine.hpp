@@ -19,6 +19,7 @@
 
 #include "notice.hpp"
 #include "numa.hpp"
+#include "spin.hpp"
 #include "transfer.hpp"
 
 namespace mooncake {
@@ -171,9 +172,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Who polls: at most one waiting thread leads; the progress thread does when none does.
   std::atomic<bool> led_{false};
   std::atomic<uint32_t> followers_{0};
-  std::atomic<bool> attended_{false};      // completions must wake the progress thread
-  std::atomic<bool> asleep_{false};        // the progress thread watches nothing but `wake_fd_`
-  std::atomic<uint64_t> spin_ns_{50'000};  // how long to poll before sleeping, learnt from small transfers
+  std::atomic<bool> attended_{false};  // completions must wake the progress thread
+  std::atomic<bool> asleep_{false};    // the progress thread watches nothing but `wake_fd_`
+  SpinBudget spin_;
   int wake_fd_ = -1;
   int leader_fd_ = -1;
   int epoll_fd_ = -1;         // wake_fd_ and the endpoints

@@ -15,8 +15,6 @@ namespace mooncake {
 
 namespace {
 
-constexpr uint64_t kMaxSpinNs = 50'000;
-constexpr uint64_t kMinSpinNs = 5'000;
 constexpr uint64_t kNapNs = 1'000'000;  // while only small things are in flight that someone may wait for
 constexpr uint64_t kLedCheckNs = 10'000'000;  // while another thread leads
 constexpr uint64_t kIdleNs = 1'000'000'000;
@@ -80,18 +78,21 @@ void Engine::attend() {
 bool Engine::wait(Transfer& t, uint64_t deadline_ns) {
   constexpr auto kRunning = Transfer::State::kRunning;
   if (t.state() != kRunning) return true;
-  uint64_t spin = spin_ns_.load(std::memory_order_relaxed);
-  uint64_t until = std::min(now_ns() + spin, deadline_ns);
-  do {
+  uint64_t now = now_ns();
+  uint64_t spin = spin_.ns(now);
+  for (uint64_t until = std::min(now + spin, deadline_ns);;) {
     progress();
     if (t.state() != kRunning) {
-      if (spin < kMaxSpinNs) spin_ns_.store(std::min(spin + spin / 4, kMaxSpinNs), std::memory_order_relaxed);
+      if (spin != 0) spin_.hit();
       return true;
     }
+    uint64_t before = now;
+    now = now_ns();
+    if (now - before > SpinBudget::kLostCoreNs) spin_.lost_core(now);
+    if (now >= until) break;
     relax();
-  } while (now_ns() < until);
-  if (t.plan.bytes() < kSpinBytes && spin > kMinSpinNs)
-    spin_ns_.store(std::max(spin - spin / 16, kMinSpinNs), std::memory_order_relaxed);
+  }
+  if (spin != 0 && t.plan.bytes() < kSpinBytes) spin_.miss();
   bool nobody = false;
   if (led_.compare_exchange_strong(nobody, true)) {
     lead(t, deadline_ns);
