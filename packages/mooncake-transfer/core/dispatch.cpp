@@ -28,6 +28,16 @@ constexpr uint64_t bit(size_t rail) { return uint64_t{1} << rail; }
 
 Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions& options) {
   Transfer& t = *transfer;
+  uint64_t allowed = t.rails;
+  if (options.stream != nullptr) {
+    allowed = with_streams(t);
+    if (allowed == 0) {
+      return Status::error(Code::kNoRoute,
+                           t.label() +
+                               ": no driver of these regions follows device streams; post it without, or "
+                               "use memory of a device whose driver does");
+    }
+  }
   if (!t.begin(options)) {
     return Status::error(Code::kInvalid, t.label() + " is running already; wait for it, or prepare another");
   }
@@ -46,6 +56,7 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
       return Status::error(Code::kClosed, "the engine is closed");
     }
     t.self = transfer;
+    t.allowed = allowed;
     t.active = true;
     t.previous_active = nullptr;
     t.next_active = active_;
@@ -86,6 +97,16 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
     kick();
   }
   return {};
+}
+
+uint64_t Engine::with_streams(const Transfer& t) const {
+  uint64_t found = 0;
+  const auto& rails = t.remote->peer()->rails();
+  for (uint64_t m = t.rails; m != 0; m &= m - 1) {
+    size_t r = static_cast<size_t>(__builtin_ctzll(m));
+    if ((*endpoints_)[rails[r]->endpoint]->follows_streams()) found |= bit(r);
+  }
+  return found;
 }
 
 void Engine::enqueue(std::shared_ptr<Transfer> transfer) {
@@ -275,7 +296,7 @@ Engine::Cut Engine::retry_into(Peer& peer, Batch& batch, std::vector<std::shared
 Engine::Pick Engine::pick(const Transfer& t, uint64_t tried, uint64_t bytes, uint64_t now, size_t* rail,
                           bool* probe) {
   const auto& rails = t.remote->peer()->rails();
-  uint64_t usable = t.rails & t.remote->rails() & ~tried;
+  uint64_t usable = t.allowed & t.remote->rails() & ~tried;
   if (usable == 0) return Pick::kNone;
   if ((usable & (usable - 1)) == 0) {
     *rail = static_cast<size_t>(__builtin_ctzll(usable));
@@ -517,6 +538,8 @@ bool Engine::on_failure(Slice& slice, Status status) {
   Transfer& t = *slice.transfer;
   Peer& peer = *t.remote->peer();
   Rail& way = *peer.rails()[slice.rail];
+  std::string driver = (*endpoints_)[way.endpoint]->label() + ": ";
+  if (status.reason.starts_with(driver)) status.reason.erase(0, driver.size());
   std::string reason = way.label + ": " + status.reason;
   if (!may_go_elsewhere(status.code) || t.cancelled || closing_) {
     status.reason = t.label() + " failed over " + reason;
@@ -524,8 +547,7 @@ bool Engine::on_failure(Slice& slice, Status status) {
     t.note_attempt(reason);
     bool opened = false;
     if (status.code == Code::kUnsupported) {
-      // Without a stream it may well do it.
-      if (t.options.stream == nullptr) t.remote->rule_out(slice.rail);
+      t.remote->rule_out(slice.rail);
     } else {
       opened = way.failed(slice.submitted_ns, status.reason, policy_);
     }
@@ -555,10 +577,10 @@ bool Engine::on_failure(Slice& slice, Status status) {
 bool Engine::reroute(Slice& slice, Code code) {
   Transfer& t = *slice.transfer;
   Peer& peer = *t.remote->peer();
-  if ((t.rails & t.remote->rails() & ~slice.tried) == 0) {
+  if ((t.allowed & t.remote->rails() & ~slice.tried) == 0) {
     // A connection that was lost may stand again in a moment; a driver that cannot do it never can.
     if (code == Code::kUnsupported || slice.attempts + 1 >= policy_.attempts) return false;
-    if ((t.rails & t.remote->rails()) == 0) return false;
+    if ((t.allowed & t.remote->rails()) == 0) return false;
     slice.tried = 0;
     slice.not_before_ns = now_ns() + (kRetryDelayNs << slice.attempts++);
     next_retry_ns_ = std::min(next_retry_ns_.load(), slice.not_before_ns);
@@ -667,8 +689,11 @@ std::string Engine::explain(Transfer& t) {
     queued += !slice->with_driver;
   }
   const auto& ways = t.remote->peer()->rails();
+  const char* before = ", the rest waits for answers over ";
   for (size_t r = 0; r < ways.size(); ++r) {
-    if (rails & bit(r)) text += ", the rest waits for an answer over " + ways[r]->label;
+    if ((rails & bit(r)) == 0) continue;
+    text += before + ways[r]->label;
+    before = ", ";
   }
   if (rails == 0 && queued != 0) {
     text += ", the rest waits for its turn";

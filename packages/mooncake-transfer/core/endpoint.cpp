@@ -29,12 +29,6 @@ Status Endpoint::status_of(mc_status status) const {
   return Status::error(code_of(status), label() + ": " + (reason && *reason ? reason : "no reason given"));
 }
 
-template <typename Member>
-bool Endpoint::has(Member mc_driver_v1::* member) const {
-  auto place = reinterpret_cast<const char*>(&(table_->*member)) - reinterpret_cast<const char*>(table_);
-  return static_cast<size_t>(place) + sizeof(Member) <= table_->struct_size && table_->*member != nullptr;
-}
-
 template <typename Call>
 Status Endpoint::guarded(Call&& call) {
   std::shared_lock life(life_);

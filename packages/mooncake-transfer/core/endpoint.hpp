@@ -59,6 +59,7 @@ class Endpoint {
   // Takes the first `*accepted` operations. Not OK means the driver refused the first one that was not
   // accepted.
   Status submit(const mc_op* ops, size_t count, size_t* accepted, void* stream = nullptr);
+  bool follows_streams() const { return has(&mc_driver_v1::submit_on_stream); }
   void cancel(uint64_t cookie);
   // Hands every waiting completion to `on_completions`; returns how many. Only one thread at a time does so:
   // with `wait_for_turn` false a second one returns 0 at once.
@@ -88,5 +89,11 @@ class Endpoint {
   std::mutex turn_;         // held by the thread that polls
   std::vector<mc_completion> polled_;
 };
+
+template <typename Member>
+bool Endpoint::has(Member mc_driver_v1::* member) const {
+  auto place = reinterpret_cast<const char*>(&(table_->*member)) - reinterpret_cast<const char*>(table_);
+  return static_cast<size_t>(place) + sizeof(Member) <= table_->struct_size && table_->*member != nullptr;
+}
 
 }  // namespace mooncake

@@ -118,6 +118,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Pick best_of_tier(const Transfer& transfer, uint64_t rails, uint64_t bytes, size_t* rail,
                     bool* probe);  // (m)
   uint64_t slice_limit(const Transfer& transfer, const Rail& rail, bool probe, uint64_t* hard) const;
+  uint64_t with_streams(const Transfer& transfer) const;
   void enqueue(std::shared_ptr<Transfer> transfer);  // (m)
   void make_ready(Peer& peer);                       // (m)
   void unready(Peer& peer);                          // (m)

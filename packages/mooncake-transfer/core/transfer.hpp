@@ -78,6 +78,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // Guarded by the engine's mutex.
   PostOptions options;
   Cursor cursor;
+  uint64_t allowed = 0;  // of `rails`, those that this run may use
   bool cutting = false;  // the cursor is not at its end: counts as one of `live`
   uint64_t live = 0;
   size_t turn_slices = 0;  // cut since it was its turn
