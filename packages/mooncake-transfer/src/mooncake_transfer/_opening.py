@@ -31,7 +31,8 @@ def open_drivers(core: CoreEngine, config: TransferConfig) -> dict[str, DriverSt
         drivers[info.name] = _open_driver(core, config, info, status, nodes) if status.usable else status
     if not any(status.usable for status in drivers.values()):
         reasons = "; ".join(f"{status.name}: {status.reason}" for status in drivers.values())
-        raise DriverUnavailable(f"no driver can be used here ({reasons or 'none is installed'})")
+        none = "none is installed; try `pip install mooncake-driver-tcp`"
+        raise DriverUnavailable(f"no driver can be used here ({reasons or none})")
     return drivers
 
 
