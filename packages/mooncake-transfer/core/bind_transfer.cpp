@@ -165,7 +165,12 @@ const char* state_of(const Handle& self) {
 
 bool done(Handle& self) {
   if (self.transfer->done()) return true;
-  self.engine->progress();
+  if (self.transfer->plan.bytes() <= kBriefBytes) {
+    self.engine->progress();
+  } else {
+    nb::gil_scoped_release release;
+    self.engine->progress();
+  }
   return self.transfer->done();
 }
 

@@ -46,6 +46,7 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
     return Status::error(Code::kRegionClosed, "local region '" + t.local->name + "' is closed");
   }
   Batch batch;
+  batch.cancels = cancels_;
   std::vector<std::shared_ptr<Transfer>> ended;
   bool whole;  // all of it is with drivers
   {
@@ -73,10 +74,7 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
       Cut cut = peer.queue.empty() ? cut_into(t, batch) : Cut::kTurnOver;
       if (t.cutting) {
         enqueue(transfer);
-        if (cut == Cut::kFull) {
-          unready(peer);
-          peer.queue.blocked = true;
-        }
+        if (cut == Cut::kFull) block(peer);
       } else if (take_ended(t)) {
         ended.push_back(transfer);
       }
@@ -91,6 +89,7 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
   // Small things are left to whoever waits for them; the rest must not depend on anybody's waiting.
   bool unattended =
       whole && t.plan.bytes() < kSpinBytes && !options.on_moved && !options.held && options.deadline_ns == 0;
+  if (options.deadline_ns != 0) kick();
   if (!unattended) {
     attend();
   } else if (asleep_) {
@@ -143,9 +142,23 @@ void Engine::unready(Peer& peer) {
   queued_ = ready_.size();
 }
 
+// Until a completion makes room, or the pause of another rail ends.
+void Engine::block(Peer& peer) {
+  unready(peer);
+  peer.queue.blocked = true;
+  uint64_t now = now_ns();
+  for (const auto& rail : peer.rails()) {
+    uint64_t until = rail->paused_until_ns();
+    if (until <= now || until >= next_retry_ns_) continue;
+    next_retry_ns_ = until;
+    kick();
+  }
+}
+
 void Engine::pump() {
   while (queued_ != 0) {
     Batch batch;
+    batch.cancels = cancels_;
     std::vector<std::shared_ptr<Transfer>> ended;
     {
       std::lock_guard lock(mutex_);
@@ -169,7 +182,10 @@ void Engine::collect(Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended
       uint64_t best_key = ~uint64_t{0};
       for (size_t priority = 0; priority < kPriorities; ++priority) {
         auto& waiting = queue.waiting[priority];
-        while (!waiting.empty() && !waiting.front().transfer->cutting) waiting.pop_front();
+        while (!waiting.empty() && !waiting.front().transfer->cutting) {
+          batch.stale.push_back(std::move(waiting.front().transfer));
+          waiting.pop_front();
+        }
         if (waiting.empty()) continue;
         uint64_t key = waiting.front().since_ns + priority * policy_.aging_ns;
         if (best == nullptr || key < best_key) {
@@ -183,13 +199,14 @@ void Engine::collect(Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended
       if (!transfer->cutting) {
         best->pop_front();
         if (take_ended(*transfer)) ended.push_back(transfer);
+        batch.stale.push_back(std::move(transfer));
       } else if (cut == Cut::kTurnOver) {
         best->pop_front();
         best->push_back({std::move(transfer), now_ns()});
       }
     }
     if (cut == Cut::kFull) {
-      queue.blocked = true;
+      block(peer);
     } else {
       uint64_t now = queue.retries.empty() ? 0 : now_ns();
       bool due = false;
@@ -270,6 +287,9 @@ Engine::Cut Engine::retry_into(Peer& peer, Batch& batch, std::vector<std::shared
       }
     }
     if (found == Pick::kNone) {
+      // A rail that could not even be connected ends a round as a failed one does.
+      bool running = !t.cancelled && !closing_;
+      if (running && slice.tried != 0 && reroute(slice, Code::kUnreachable)) continue;
       if (!t.cancelled) {
         t.note_failure(
             Status::error(Code::kNoRoute, "no driver does the " + t.label() + ": " + t.attempts()));
@@ -372,17 +392,21 @@ uint64_t Engine::slice_limit(const Transfer& t, const Rail& way, bool probe, uin
   // A slice may have to go elsewhere, so it must suit every rail it could take.
   const auto& rails = t.remote->peer()->rails();
   uint64_t mates = 0;
+  uint64_t alignment = 1;
   for (uint64_t m = t.rails; m != 0; m &= m - 1) {
     const Rail& other = *rails[static_cast<size_t>(__builtin_ctzll(m))];
     uint64_t limit = (*endpoints_)[other.endpoint]->caps().max_op_bytes;
     if (limit != 0) max_op = max_op == 0 ? limit : std::min(max_op, limit);
     mates += other.tier == way.tier;
+    alignment = std::max<uint64_t>(alignment, (*endpoints_)[other.endpoint]->caps().alignment);
   }
   // Alone, a rail gets pieces large enough to be no burden and small enough to share it fairly.
   uint64_t limit = mates > 1 ? policy_.slice_bytes : std::max(policy_.slice_bytes, way.max_bytes() / 4);
   if (probe) limit = std::min(limit, kProbeBytes);
-  *hard = max_op == 0 ? ~uint64_t{0} : max_op;
-  return std::min(limit, *hard);
+  // Where a block is cut, the next slice begins.
+  auto aligned = [&](uint64_t bytes) { return std::max(bytes / alignment * alignment, alignment); };
+  *hard = aligned(max_op == 0 ? ~uint64_t{0} : max_op);
+  return std::min(aligned(limit), *hard);
 }
 
 // ---- slices
@@ -446,7 +470,6 @@ bool Engine::place(Slice& slice, size_t rail, Batch& batch) {
 
 void Engine::submit(Batch& batch) {
   Endpoint& endpoint = *(*endpoints_)[batch.endpoint];
-  uint64_t cancels = cancels_;
   size_t begin = 0;
   while (begin < batch.count) {
     size_t accepted = 0;
@@ -472,13 +495,15 @@ void Engine::submit(Batch& batch) {
       slice.tried &= ~bit(slice.rail);
       peer.queue.retries.push_front(&slice);
       unready(peer);
-      if (std::find(stalled_.begin(), stalled_.end(), &peer) == stalled_.end()) stalled_.push_back(&peer);
+      auto same = [&](const auto& known) { return known.get() == &peer; };
+      if (std::none_of(stalled_.begin(), stalled_.end(), same)) stalled_.push_back(peer.shared_from_this());
     }
+    kick();
     // Completions bring them back; the clock does when the driver had another reason than its own operations.
     next_retry_ns_ = std::min(next_retry_ns_.load(), now_ns() + kStallNs);
     break;
   }
-  if (cancels == cancels_) return;
+  if (batch.cancels == cancels_) return;
   // A cancel() meanwhile may have asked the driver before it had the operations.
   std::lock_guard lock(mutex_);
   for (Transfer* t = active_; t != nullptr; t = t->next_active) {
@@ -502,7 +527,7 @@ void Engine::on_completions(const mc_completion* completions, size_t count) {
       t.moved(slice.rail, slice.op.length);
       uint64_t elapsed = now > slice.submitted_ns ? now - slice.submitted_ns : 0;
       if (way.succeeded(slice.op.length, slice.queued, elapsed))
-        notices_.push({Notice::Kind::kRailRecovered, t.remote->peer()->label(), way.label, {}, {}, nullptr});
+        notices_->push({Notice::Kind::kRailRecovered, t.remote->peer()->label(), way.label, {}, {}, nullptr});
       ended[n++] = &slice;
     } else if (!on_failure(slice, Status::error(code_of(completion.status), completion.reason))) {
       ended[n++] = &slice;
@@ -517,6 +542,7 @@ void Engine::on_completions(const mc_completion* completions, size_t count) {
 
 void Engine::settle(Slice* const* slices, size_t count, uint64_t now) {
   Transfer* ended[kBatch];
+  std::vector<std::shared_ptr<Peer>> woken;  // let go of after the lock
   size_t n = 0;
   {
     std::lock_guard lock(mutex_);
@@ -528,8 +554,8 @@ void Engine::settle(Slice* const* slices, size_t count, uint64_t now) {
       --t.live;
       if (take_ended(t)) ended[n++] = &t;
     }
-    for (Peer* peer : stalled_) make_ready(*peer);
-    stalled_.clear();
+    woken.swap(stalled_);
+    for (const auto& peer : woken) make_ready(*peer);
   }
   for (size_t i = 0; i < n; ++i) end(*ended[i], now);
 }
@@ -551,9 +577,9 @@ bool Engine::on_failure(Slice& slice, Status status) {
     } else {
       opened = way.failed(slice.submitted_ns, status.reason, policy_);
     }
-    if (way.tell(status.reason)) {
-      notices_.push({opened ? Notice::Kind::kBreakerOpened : Notice::Kind::kRailFailed, peer.label(),
-                     way.label, t.remote->name(), status.reason, nullptr});
+    if (way.tell(status.reason) || opened) {
+      notices_->push({opened ? Notice::Kind::kBreakerOpened : Notice::Kind::kRailFailed, peer.label(),
+                      way.label, t.remote->name(), status.reason, nullptr});
     }
     std::lock_guard lock(mutex_);
     slice.with_driver = false;
@@ -566,6 +592,7 @@ bool Engine::on_failure(Slice& slice, Status status) {
   }
   t.note_failure(status);
   t.cancelled = true;  // the rest would be work for nothing
+  cancels_.fetch_add(1);
   std::lock_guard lock(mutex_);
   slice.with_driver = false;
   drop_rest(t);
@@ -582,7 +609,7 @@ bool Engine::reroute(Slice& slice, Code code) {
     if (code == Code::kUnsupported || slice.attempts + 1 >= policy_.attempts) return false;
     if ((t.allowed & t.remote->rails()) == 0) return false;
     slice.tried = 0;
-    slice.not_before_ns = now_ns() + (kRetryDelayNs << slice.attempts++);
+    slice.not_before_ns = now_ns() + (kRetryDelayNs << std::min(slice.attempts++, 10u));
     next_retry_ns_ = std::min(next_retry_ns_.load(), slice.not_before_ns);
     kick();
   }
@@ -617,7 +644,7 @@ void Engine::end(Transfer& t, uint64_t now) {
   if (t.bytes_done() == t.plan.bytes()) t.forgive();
   if (t.options.held) {
     if (t.ok()) {
-      notices_.push({Notice::Kind::kHeld, {}, {}, {}, {}, t.shared_from_this()});
+      notices_->push({Notice::Kind::kHeld, {}, {}, {}, {}, t.shared_from_this()});
       return;
     }
     std::lock_guard lock(mutex_);
@@ -653,13 +680,13 @@ void Engine::finish(Transfer& t, uint64_t now) {
 
 void Engine::cancel(Transfer& t, const Status& why) {
   if (t.state() != Transfer::State::kRunning) return;
-  t.note_failure(why);
-  t.cancelled = true;
-  cancels_.fetch_add(1);
   std::shared_ptr<Transfer> ended;
   {
     std::lock_guard lock(mutex_);
     if (!t.active) return;
+    t.note_failure(why);  // here: not for a run that has ended, and end() may still forgive it
+    t.cancelled = true;
+    cancels_.fetch_add(1);
     bool dropped = t.cutting;
     drop_rest(t);
     cancel_slices(t);
@@ -668,7 +695,8 @@ void Engine::cancel(Transfer& t, const Status& why) {
     if (dropped && take_ended(t)) ended = t.shared_from_this();
   }
   if (ended) end(*ended, now_ns());
-  attend();
+  attended_ = true;
+  kick();
 }
 
 void Engine::cancel_slices(Transfer& t) {

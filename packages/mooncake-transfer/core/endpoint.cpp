@@ -48,6 +48,10 @@ Status Endpoint::open(const Options& options) {
 }
 
 void Endpoint::close() {
+  if (getpid() != owner_) {  // before the lock, as in disconnect()
+    handle_ = 0;
+    return;
+  }
   {
     std::unique_lock life(life_);
     if (handle_ == 0) return;

@@ -38,6 +38,7 @@ Engine::Engine()
 
 Engine::~Engine() {
   close();
+  if (getpid() == owner_) delete notices_;
   // Not in close(): another thread may still be about to write to them.
   for (int fd : {wake_fd_, leader_fd_, epoll_fd_, leader_epoll_fd_}) {
     if (fd >= 0) ::close(fd);
@@ -89,8 +90,22 @@ void Engine::close() {
     for (auto& endpoint : *endpoints_) endpoint->close();
     // From here no driver touches memory any more, so transfers may end.
     std::vector<std::shared_ptr<Transfer>> orphans;
+    std::vector<std::shared_ptr<Peer>> peers;
+    std::vector<Waiting> waiting;
     {
       std::lock_guard lock(mutex_);
+      for (const auto& known : peers_) {  // what waits for a peer keeps the peer, and the other way round
+        auto peer = known.lock();
+        if (!peer) continue;
+        unready(*peer);
+        peer->queue.retries.clear();
+        for (auto& queue : peer->queue.waiting) {
+          for (Waiting& item : queue) waiting.push_back(std::move(item));
+          queue.clear();
+        }
+        peers.push_back(std::move(peer));
+      }
+      stalled_.clear();
       while (active_ != nullptr) {
         orphans.push_back(std::move(active_->self));  // it would keep itself alive for ever
         unlink(*active_);
@@ -104,7 +119,7 @@ void Engine::close() {
       transfer->local->leave();
       transfer->complete(now_ns());
     }
-    notices_.close();
+    notices_->close();
   });
 }
 

@@ -90,7 +90,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Ends a run that PostOptions::held kept; the status is its result.
   void release(Transfer& transfer, const Status& status);
 
-  Notices& notices() { return notices_; }
+  Notices& notices() { return *notices_; }
 
  private:
   static constexpr size_t kBatch = 64;
@@ -99,7 +99,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Batch {
     size_t endpoint = 0;
     void* stream = nullptr;
-    uint64_t now_ns = mooncake::now_ns();  // read once: a clock takes as long as a small slice
+    uint64_t cancels = 0;                          // as of before its slices were placed
+    std::vector<std::shared_ptr<Transfer>> stale;  // let go of without the mutex: with them goes the peer
+    uint64_t now_ns = mooncake::now_ns();          // read once: a clock takes as long as a small slice
     size_t count = 0;
     mc_op ops[kBatch];
     Slice* slices[kBatch];
@@ -122,6 +124,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void enqueue(std::shared_ptr<Transfer> transfer);  // (m)
   void make_ready(Peer& peer);                       // (m)
   void unready(Peer& peer);                          // (m)
+  void block(Peer& peer);                            // (m)
   void drop_rest(Transfer& transfer);                // (m)
   Slice* new_slice(Transfer& transfer);              // (m)
   void free_slice(Slice& slice);                     // (m)
@@ -151,12 +154,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Channel* channel_ = nullptr;
   RailPolicy policy_;
   NumaDistances numa_;
-  Notices notices_;
+  Notices* notices_ = new Notices;  // not deleted in a forked child, where a condition may have lost its waiters
 
   std::mutex mutex_;  // what follows
   Transfer* active_ = nullptr;
   std::set<std::pair<uint64_t, Peer*>> ready_;  // peers with work and room, the most urgent first
-  std::vector<Peer*> stalled_;                  // a driver's own queue was full
+  std::vector<std::shared_ptr<Peer>> stalled_;  // a driver's own queue was full
   std::deque<std::unique_ptr<Slice[]>> slabs_;
   Slice* free_ = nullptr;
   std::set<std::pair<uint64_t, Transfer*>> deadlines_;

@@ -49,16 +49,16 @@ size_t Engine::poll(bool wait_for_turn) {
 }
 
 void Engine::progress() {
-  do {
-    if (queued_ != 0) pump();
-  } while (poll(false) != 0 && queued_ != 0);
+  // Once: whoever posts or looks does not carry on the work of others.
+  if (queued_ != 0) pump();
+  if (poll(false) != 0 && queued_ != 0) pump();
 }
 
+// Idle ones too: their descriptors would stay readable from before, and what is posted to them meanwhile must
+// wake whoever sleeps.
 bool Engine::arm_all() {
   bool armed = true;
-  for (auto& endpoint : *endpoints_) {
-    if (endpoint->outstanding != 0) armed &= endpoint->arm();
-  }
+  for (auto& endpoint : *endpoints_) armed &= endpoint->arm();
   return armed;
 }
 
@@ -98,7 +98,10 @@ bool Engine::wait(Transfer& t, uint64_t deadline_ns) {
     lead(t, deadline_ns);
     led_ = false;
     // What others wait for must not depend on this thread.
-    if (outstanding() || queued_ != 0) attend();
+    if (outstanding() || queued_ != 0) {
+      attended_ = true;
+      kick();
+    }
     return t.state() != kRunning;
   }
   return t.wait_until(deadline_ns);
@@ -136,11 +139,11 @@ void Engine::run() {
     eventfd_t drained;
     eventfd_read(wake_fd_, &drained);
     uint64_t timer = run_timers();
+    if (queued_ != 0) pump();
     if (led_) {
       sleep_until(wake_fd_, std::min(timer, now_ns() + kLedCheckNs));
       continue;
     }
-    if (queued_ != 0) pump();
     uint64_t now = now_ns();
     if (poll(true) != 0) {
       last_completion = now;
@@ -189,7 +192,7 @@ uint64_t Engine::run_timers() {
       next_retry_ns_ = ~uint64_t{0};
       for (Transfer* t = active_; t != nullptr; t = t->next_active) {
         Peer& peer = *t->remote->peer();
-        if (!peer.queue.retries.empty() && !peer.queue.ready) make_ready(peer);
+        if (!peer.queue.empty() && !peer.queue.ready) make_ready(peer);
       }
     }
     next = std::min(next, next_retry_ns_.load());

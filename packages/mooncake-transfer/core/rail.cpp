@@ -56,7 +56,10 @@ bool Rail::succeeded(uint64_t moved, uint64_t queued, uint64_t elapsed_ns) {
   }
   if (!troubled_.load(std::memory_order_relaxed)) return false;
   std::lock_guard lock(mutex_);
+  // What was under way before it failed says nothing about it now.
+  if (now_ns() - elapsed_ns < last_incident_ns_) return false;
   troubled_ = false;
+  told_.clear();
   incidents_ = 0;
   next_pause_ns_ = 0;
   paused_until_ns_ = 0;
