@@ -54,6 +54,12 @@ def test_a_name_that_matches_no_row_is_an_error() -> None:
     assert "nothing matches" in done.stdout
 
 
+def test_rows_that_take_long_are_not_in_quick() -> None:
+    done = bench("transfer", "--without-peers", "--quick", "--only", "shm 64 MiB", "--only", "shm 1 MiB read")
+    assert done.returncode == 2
+    assert "nothing matches" in done.stdout
+
+
 def test_without_a_name_the_benchmarks_are_listed() -> None:
     done = bench()
     assert done.returncode == 0

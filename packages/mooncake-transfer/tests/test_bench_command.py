@@ -22,7 +22,7 @@ QUICK = ("--seconds", "0.02", "--sizes", "64,4K", "--batches", "1,8", "--threads
 
 
 def mooncake(*arguments: str):
-    return CliRunner(env={"COLUMNS": "200"}).invoke(build_app(), [*arguments])
+    return CliRunner(env={"COLUMNS": "80"}).invoke(build_app(), [*arguments])
 
 
 def test_every_combination_is_measured_between_two_processes(tmp_path: Path) -> None:
@@ -39,6 +39,21 @@ def test_every_combination_is_measured_between_two_processes(tmp_path: Path) -> 
         assert 0 < one["p50_us"] <= one["p90_us"] <= one["p99_us"] <= one["p999_us"] <= one["max_us"]
         assert one["gb_per_s"] > 0
         assert one["cores"] > 0
+
+
+def test_no_figure_is_cut_where_the_terminal_is_narrow(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    arguments = ("--seconds", "0.02", "--sizes", "4K", "--batches", "64", "--threads", "2")
+    result = CliRunner(env={"COLUMNS": "40"}).invoke(
+        build_app(), ["bench", "transfer", *arguments, "--drivers", "shm", "--json", str(file)]
+    )
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.output
+    (header,) = (line for line in result.output.splitlines() if "p99.9" in line)
+    assert header.split()[-1] == "cores"
+    for one in json.loads(file.read_text()):
+        assert f"{one['gb_per_s']:.3g}" in result.output
+        assert f"{one['transfers_per_s']:,.0f}" in result.output
 
 
 def test_a_target_of_its_own_process_is_used_and_ends_on_sigterm() -> None:
@@ -59,6 +74,9 @@ def test_a_target_of_its_own_process_is_used_and_ends_on_sigterm() -> None:
     ("arguments", "status", "reason"),
     [
         (("--sizes", "4X"), 2, "'4X' is no size"),
+        (("--threads", "0"), 2, "'0' is not a number of threads"),
+        (("--batches", "1,x"), 2, "'x' is not a number of blocks"),
+        (("--json", "/nowhere/there/results.json"), 2, "cannot write results to /nowhere/there"),
         (("--ops", "erase"), 2, "unknown operation ['erase']"),
         (("--drivers", "nowhere"), 2, "driver 'nowhere' is not installed"),
         (("--sizes", "4M", "--max-size", "1M"), 2, "nothing to measure"),

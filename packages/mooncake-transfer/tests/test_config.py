@@ -148,6 +148,11 @@ def test_the_command_shows_values_with_origins_and_no_password(
     assert "default" in table
 
 
+def test_the_help_of_the_command_names_the_table() -> None:
+    shown = CliRunner().invoke(build_app(), ["config", "show", "--help"], env={"COLUMNS": "200"})
+    assert "[transfer] table" in shown.stdout
+
+
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path: Path) -> None:
     outcome = CliRunner().invoke(build_app(), ["config", "show", "--config", str(tmp_path / "none")])
     assert outcome.exit_code == 2

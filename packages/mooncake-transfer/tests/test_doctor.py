@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from mooncake_transfer import plugins
 from mooncake_transfer.cli import build_app
+from mooncake_transfer.limits import machine_limits
 
 SOUND = """
 from mooncake_transfer.hooks import Available, DriverInfo, hookimpl
@@ -54,7 +55,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
 
 
 def doctor(*arguments: str):
-    return CliRunner(env={"COLUMNS": "200"}).invoke(build_app(), ["doctor", *arguments])
+    return CliRunner(env={"COLUMNS": "80"}).invoke(build_app(), ["doctor", *arguments])
 
 
 def test_where_nothing_is_installed_it_says_how_to_install_and_fails(installed: Installed) -> None:
@@ -73,6 +74,16 @@ def test_a_usable_driver_makes_a_healthy_machine(installed: Installed) -> None:
     assert "dev[0]" in result.output
     assert "libx.so not found; install libx" in result.output
     assert "usable drivers, best first: sound" in result.output
+
+
+def test_no_remedy_is_cut_where_the_terminal_is_narrow(installed: Installed) -> None:
+    installed.plugin("unusable", UNUSABLE)
+    result = CliRunner(env={"COLUMNS": "40"}).invoke(build_app(), ["doctor"])
+    assert "…" not in result.output
+    together = "".join(result.output.split())
+    for limit in machine_limits():
+        assert "".join(limit.name.split()) in together
+        assert "".join(limit.remedy.split()) in together
 
 
 def test_drivers_that_cannot_be_used_fail_with_their_reasons(installed: Installed) -> None:

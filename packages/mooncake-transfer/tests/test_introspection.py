@@ -1,6 +1,7 @@
 """What an engine tells about itself, and what is worked out of two looks at it."""
 
 import gc
+import io
 import json
 import os
 import signal
@@ -9,11 +10,13 @@ import sys
 
 import msgspec
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from mooncake_transfer import TransferConfig, TransferEngine
 from mooncake_transfer.beacon import engines_here
 from mooncake_transfer.cli import build_app
+from mooncake_transfer.cli.top import View, render
 from mooncake_transfer.errors import EngineClosed
 from mooncake_transfer.introspection import (
     Snapshot,
@@ -115,7 +118,7 @@ def test_quantiles_are_upper_bounds_of_buckets() -> None:
 
 
 def top(*arguments: str):
-    return CliRunner(env={"COLUMNS": "220"}).invoke(build_app(), ["top", *arguments])
+    return CliRunner(env={"COLUMNS": "80"}).invoke(build_app(), ["top", *arguments])
 
 
 def test_top_prints_rails_once_for_people_and_for_scripts(pair) -> None:
@@ -130,6 +133,22 @@ def test_top_prints_rails_once_for_people_and_for_scripts(pair) -> None:
     assert view["failure"] == ""
     assert view["snapshot"]["rails"][0]["bytes"] == MIB
     assert view["rates"][0]["bytes_per_s"] == 0
+
+
+def test_top_cuts_nothing_in_80_columns() -> None:
+    names = {"peer": "192.168.100.200:65535", "device": "192.168.100.1", "remote_device": "192.168.100.2"}
+    error = "PeerUnreachable: 192.168.100.200:65535 does not answer, " * 3
+    before = snapshot(1.0, rail(**names, latency_buckets=[0] * 22))
+    busy = rail(**names, ops=99_999, errors=10_000, retries=20_000, latency_buckets=[0] * 20 + [1, 0],
+                state="half-open", in_flight_bytes=999 * MIB, last_error=error)  # fmt: skip
+    after = snapshot(2.0, busy)
+    console = Console(width=80, file=io.StringIO())
+    console.print(render([View("127.0.0.1:2", "", after, rail_rates(before, after))]))
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    for text in ("99,999", "10000", "20000", "999.0", "<=1.05 s", "half-open"):
+        assert text in shown
+    assert "".join(error.split()) in "".join(shown.split())
 
 
 def test_top_shows_who_does_not_answer_beside_who_does(pair) -> None:

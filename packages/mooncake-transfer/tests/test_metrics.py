@@ -50,12 +50,23 @@ def test_rails_and_drivers_have_metrics_that_follow_what_moved() -> None:
         closed = frozenset(rail | {("state", "closed")})
         assert found["mooncake_transfer_rail_state", closed] == 1
         assert found["mooncake_transfer_rail_state", frozenset(rail | {("state", "open")})] == 0
+        driver |= {("device", "")}
         assert found["mooncake_transfer_driver_bytes_written_total", frozenset(driver)] == MIB
         assert found["mooncake_transfer_driver_bytes_read_total", frozenset(driver)] == 4096
         assert found["mooncake_transfer_region_bytes", frozenset({("engine", mover.address)})] == MIB
         operations = found["mooncake_transfer_rail_operations_total", frozenset(rail)]
         endless = frozenset(rail | {("le", "+Inf")})
         assert found["mooncake_transfer_rail_latency_seconds_bucket", endless] == operations
+
+
+def test_each_device_of_a_driver_has_metrics_of_its_own() -> None:
+    options = {"tcp": {"hosts": "127.0.0.1,127.0.0.2"}}
+    with TransferEngine(TransferConfig(drivers=("tcp",), driver_options=options, metrics_port=0)) as engine:
+        assert engine.metrics_address is not None
+        found = samples(fetch(engine.metrics_address))
+    labels = [dict(each) for name, each in found if name == "mooncake_transfer_driver_connections"]
+    assert {each["driver"] for each in labels} == {"tcp"}
+    assert {each["device"] for each in labels} == {"127.0.0.1", "127.0.0.2"}
 
 
 def test_the_metrics_port_is_free_again_when_the_engine_is_closed() -> None:

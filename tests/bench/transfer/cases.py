@@ -39,7 +39,7 @@ class Operation:
 class Case:
     """Rows of the table: one operation of ours in one unit, against each of some peers.
 
-    ``targets`` hold while the cores are idle, ``when`` names those of other conditions.
+    ``targets`` hold in the condition ``target_in``. ``in_quick``: whether --quick measures it, too.
     """
 
     ours: str
@@ -50,6 +50,7 @@ class Case:
     note: str = ""
     conditions: tuple[str, ...] = (IDLE, BUSY)
     target_in: str = IDLE
+    in_quick: bool = True
 
     @property
     def what(self) -> str:
@@ -88,6 +89,12 @@ def shm_cases() -> list[Case]:
         operation = Operation("write", size)
         found.append(Case(SHM, operation, RATE, (NIXL, COPY), (at_least(times), copy_target)))
     found.append(Case(SHM, Operation("write", 64 * KIB, 128), RATE, (NIXL, COPY), (at_least(1.5), None)))
+    largest = Operation("write", 64 * MIB)
+    found.append(Case(SHM, largest, RATE, (NIXL, COPY), (None, at_least(0.95)), in_quick=False))
+    found += [
+        Case(SHM, Operation("read", size), RATE, (NIXL,), (None,), in_quick=False)
+        for size in (64 * KIB, MIB, 16 * MIB)
+    ]
     return found
 
 

@@ -49,6 +49,7 @@ def transfer(
             status.update(text)
 
         chosen = [case for case in [*cases.shm_cases(), *cases.tcp_cases()] if wanted(case.what)]
+        chosen = [case for case in chosen if case.in_quick or not quick]
         rows += compared_rows(chosen, folder, pace, progress)
         rows += posting_rows(wanted, folder, 3 if quick else 7, progress)
         rows += crowd_rows(wanted, QUICK_CROWD_S if quick else CROWD_S, progress)

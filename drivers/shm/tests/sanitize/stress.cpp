@@ -1,12 +1,8 @@
 // The driver's core under a sanitizer, without Python: threads that read, write, cancel, revoke and connect
 // at the same time, between two endpoints of one process. Ends with 0 when every operation completed exactly
-// once, every byte was where it belongs, and the sanitizer has nothing to say.
+// once, every byte was where it belongs, and the sanitizer has nothing to say. `./dev sanitize` builds and runs it.
 //
-//   g++ -std=c++20 -g -O1 -fsanitize=thread -I abi -I drivers/shm/core
-//       drivers/shm/tests/sanitize/stress.cpp $(ls drivers/shm/core/*.cpp | grep -v bind) -o stress -pthread
-//   ./stress [seconds]
-//
-// Likewise with -fsanitize=address,undefined.
+//   shm_stress [seconds]
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>

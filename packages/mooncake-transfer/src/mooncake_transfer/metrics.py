@@ -100,17 +100,19 @@ def _engine_metrics(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _driver_metrics(snapshot: Snapshot) -> Iterator[Metric]:
-    labels = ["engine", "driver"]
+    labels = ["engine", "driver", "device"]
+    # A driver with several endpoints counts for each: "tcp 10.0.0.1", by the device after the driver's name.
+    endpoints = [(name.partition(" "), counters) for name, counters in snapshot.drivers.items()]
     for name, text in DRIVER_COUNTERS:
         counter = CounterMetricFamily(f"{PREFIX}_driver_{name}", text, labels=labels)
-        for driver, counters in snapshot.drivers.items():
-            counter.add_metric([snapshot.address, driver], counters[name])
+        for (driver, _, device), counters in endpoints:
+            counter.add_metric([snapshot.address, driver, device], counters[name])
         yield counter
     gauge = GaugeMetricFamily(
         f"{PREFIX}_driver_connections", "Connections made by this engine", labels=labels
     )
-    for driver, counters in snapshot.drivers.items():
-        gauge.add_metric([snapshot.address, driver], counters["connections"])
+    for (driver, _, device), counters in endpoints:
+        gauge.add_metric([snapshot.address, driver, device], counters["connections"])
     yield gauge
 
 

@@ -1,7 +1,7 @@
 """Measures the engine on a user's own machines: the parts behind ``mooncake bench``."""
 
 from mooncake_transfer.bench.measurement import Result, measure, verify
-from mooncake_transfer.bench.plan import Plan, Point, parse_size, parse_sizes, shown_size
+from mooncake_transfer.bench.plan import Plan, Point, parse_counts, parse_size, parse_sizes, shown_size
 from mooncake_transfer.bench.target import BenchTarget, LocalTarget, request_region
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Point",
     "Result",
     "measure",
+    "parse_counts",
     "parse_size",
     "parse_sizes",
     "request_region",

@@ -39,6 +39,15 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     return tuple(parse_size(part) for part in text.split(","))
 
 
+def parse_counts(text: str, what: str) -> tuple[int, ...]:
+    """Read counts such as ``1,64`` or ``1K``; ``what`` names one. Raises ConfigError."""
+    found = [SIZE.fullmatch(part.strip()) for part in text.split(",")]
+    for part, match in zip(text.split(","), found, strict=True):
+        if match is None or int(match[1]) == 0 or part.strip().upper().endswith("B"):
+            raise ConfigError(f"{part.strip()!r} is not {what}; write a positive number, for example 8")
+    return parse_sizes(text)
+
+
 class Point(msgspec.Struct, frozen=True):
     """What ``threads`` threads do at the same time: transfers of ``batch`` blocks of ``size`` bytes."""
 

@@ -12,7 +12,9 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -23,6 +25,7 @@ from mooncake_transfer.bench import (
     Plan,
     Result,
     measure,
+    parse_counts,
     parse_size,
     parse_sizes,
     request_region,
@@ -76,13 +79,16 @@ def transfer(
             drivers=_drivers(drivers),
             ops=tuple(part.strip() for part in ops.split(",")),
             sizes=parse_sizes(sizes),
-            batches=parse_sizes(batches),
-            threads=parse_sizes(threads),
+            batches=parse_counts(batches, "a number of blocks"),
+            threads=parse_counts(threads, "a number of threads"),
             seconds=seconds,
             max_bytes=parse_size(max_size),
         )
         if plot is not None:
             require_plotting(plot)
+        for file in (json, plot):
+            if file is not None:
+                require_writable(file)
         with _target(target, plan.region_bytes) as (address, target_cpu_s):
             results = _measure_all(plan, address, target_cpu_s, check, errors)
     except (ConfigError, DriverUnavailable) as error:
@@ -188,10 +194,32 @@ def _measure_all(
     return results
 
 
+def require_writable(file: Path) -> None:
+    """Check, before anything is measured, that results can be written to ``file``. Raises ConfigError."""
+    there = file.exists()
+    try:
+        with file.open("ab"):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write results to {file}: {error.strerror}; name a file in a folder that you may write to"
+        ) from None
+    if not there:
+        file.unlink()
+
+
 def _show(results: list[Result], console: Console) -> None:
-    table = Table("driver", "op")
-    for name in ("size", "batch", "threads", "GB/s", "transfers/s", "p50 us", "p90", "p99", "p99.9", "cores"):
-        table.add_column(name, justify="right")
+    # Narrow enough for 80 columns; a number that is cut is wrong, so where it is wider, the terminal wraps.
+    threads = {result.point.threads for result in results}
+    names = ["size", "batch", "threads", "GB/s", "per s", "p50 us", "p90", "p99", "p99.9", "cores"]
+    if len(threads) == 1:
+        names.remove("threads")
+        console.print(f"threads at the same time: {threads.pop()}", highlight=False)
+    table = Table(box=SIMPLE, padding=0, show_edge=False)
+    for name in ("driver", "op"):
+        table.add_column(name, no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         point = result.point
         latencies = (result.p50_us, result.p90_us, result.p99_us, result.p999_us)
@@ -200,10 +228,11 @@ def _show(results: list[Result], console: Console) -> None:
             point.op,
             shown_size(point.size),
             str(point.batch),
-            str(point.threads),
+            *([str(point.threads)] if "threads" in names else []),
             f"{result.gb_per_s:.3g}",
             f"{result.transfers_per_s:,.0f}",
-            *(f"{value:,.1f}" for value in latencies),
+            *(f"{value:.1f}" if value < 100 else f"{value:,.0f}" for value in latencies),
             f"{result.cores:.1f}",
         )
-    console.print(table)
+    needed = Measurement.get(console, console.options.update(width=1000), table).maximum
+    Console(width=max(console.width, needed)).print(table)

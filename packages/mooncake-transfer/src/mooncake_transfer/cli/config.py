@@ -32,7 +32,8 @@ def _describe_group() -> None:
 @config.command()
 def show(
     file: Annotated[
-        Path | None, typer.Option("--config", help="TOML file with a [transfer] table; else MOONCAKE_CONFIG.")
+        Path | None,
+        typer.Option("--config", help=r"TOML file with a \[transfer] table; else MOONCAKE_CONFIG."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

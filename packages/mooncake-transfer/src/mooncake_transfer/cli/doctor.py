@@ -84,7 +84,10 @@ def _versions() -> dict[str, str]:
 def _show(report: Report, console: Console) -> None:
     console.print(", ".join(f"{name} {text}" for name, text in report.versions.items()), highlight=False)
     if report.drivers:
-        drivers = Table("driver", "priority", "usable", "devices or reason", title="drivers")
+        drivers = Table(title="drivers")
+        for name in ("driver", "priority", "usable"):
+            drivers.add_column(name, no_wrap=True)
+        drivers.add_column("devices or reason", overflow="fold")
         for status in report.drivers:
             usable = "[green]yes[/]" if status.usable else "[red]no[/]"
             detail = ", ".join(status.devices) if status.usable else status.reason
@@ -93,12 +96,13 @@ def _show(report: Report, console: Console) -> None:
     for broken in report.broken_plugins:
         text = f"plugin {broken.name} ({broken.origin}) cannot be used: {broken.reason}"
         console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
-    limits = Table("limit", "state", "found", "what it means, and what helps", title="this machine")
+    # Paragraphs, which the terminal wraps: a remedy that a narrow column cuts helps nobody.
     for limit in report.limits:
         state = f"[{STYLES[limit.state]}]{limit.state}[/]"
-        advice = "\n".join(part for part in (limit.effect, limit.remedy) if part)
-        limits.add_row(escape(limit.name), state, escape(limit.value), escape(advice))
-    console.print(limits)
+        console.print(f"{state} {escape(limit.name)}: {escape(limit.value)}", highlight=False, soft_wrap=True)
+        for advice in (limit.effect, limit.remedy):
+            if advice:
+                console.print(f"    {advice}", markup=False, highlight=False, soft_wrap=True)
     console.print(_conclusion(report), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -134,11 +134,11 @@ def render(views: Sequence[View]) -> RenderableType:
     parts: list[RenderableType] = [] if views else [Text(NOBODY)]
     for view in views:
         if view.snapshot is None:
-            parts.append(Text(f"{view.address}  {view.failure}\n", style="red"))
+            parts.append(Text(f"{view.address}  {view.failure}\n", style="red", overflow="fold"))
             continue
         parts.append(_headline(view.snapshot, view.rates))
         if view.rates:
-            parts.append(_rails(view.rates))
+            parts += [_rails(view.rates), _last_errors(view.rates)]
         parts.append(_drivers(view.snapshot))
     return Group(*parts)
 
@@ -156,31 +156,43 @@ def _headline(snapshot: Snapshot, rates: Sequence[RailRate]) -> Text:
 def _rails(rates: Sequence[RailRate]) -> Table:
     # Terminals are narrow: what is empty in every row has no column.
     devices = any(rate.rail.device or rate.rail.remote_device for rate in rates)
-    failures = any(rate.rail.last_error for rate in rates)
-    table = Table(box=SIMPLE)
-    for name in ("peer", "driver", *(["rail"] if devices else []), "state"):
+    retries = any(rate.rail.retries for rate in rates)
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("peer, rail" if devices else "peer", overflow="fold")
+    for name in ("driver", "state"):
         table.add_column(name, no_wrap=True)
-    for name in ("GB/s", "slices/s", "p50 us", "p99 us", "MiB", "errors", "retries"):
-        table.add_column(name, justify="right")
-    if failures:
-        table.add_column("last error")
+    for name in ("GB/s", "slices/s", "p50", "p99", "MiB", "errors", *(["retries"] if retries else [])):
+        table.add_column(name, justify="right", no_wrap=True)
     for rate in sorted(rates, key=lambda rate: -rate.bytes_per_s):
         rail = rate.rail
-        quantiles = ["" if value is None else f"<={value:,.0f}" for value in (rate.p50_us, rate.p99_us)]
+        way = f" {rail.device} -> {rail.remote_device}" if devices else ""
         table.add_row(
-            escape(rail.peer),
+            escape(rail.peer + way),
             escape(rail.driver),
-            *([escape(f"{rail.device} -> {rail.remote_device}")] if devices else []),
             f"[{STATE_STYLES[rail.state]}]{rail.state}[/]",
             f"{rate.bytes_per_s / 1e9:.3g}",
             f"{rate.ops_per_s:,.0f}",
-            *quantiles,
+            *(_shown_bound(value) for value in (rate.p50_us, rate.p99_us)),
             f"{rail.in_flight_bytes / (1 << 20):.1f}",
             str(rail.errors),
-            str(rail.retries),
-            *([escape(rail.last_error)] if failures else []),
+            *([str(rail.retries)] if retries else []),
         )
     return table
+
+
+def _shown_bound(value_us: float | None) -> str:
+    if value_us is None:
+        return ""
+    for unit, size_us in (("s", 1e6), ("ms", 1e3)):
+        if value_us >= size_us:
+            return f"<={value_us / size_us:.3g} {unit}"
+    return f"<={value_us:.0f} us"
+
+
+def _last_errors(rates: Sequence[RailRate]) -> Text:
+    rails = [rate.rail for rate in rates if rate.rail.last_error]
+    lines = [f"last error of {rail.driver} to {rail.peer}: {rail.last_error}\n" for rail in rails]
+    return Text("".join(lines), style="yellow", overflow="fold", end="")
 
 
 def _drivers(snapshot: Snapshot) -> Text:
