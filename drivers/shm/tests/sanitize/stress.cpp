@@ -1,8 +1,8 @@
 // The driver's core under a sanitizer, without Python: threads that read, write, cancel, revoke and connect
 // at the same time, between two endpoints of one process. Ends with 0 when every operation completed exactly
-// once, every byte was where it belongs, and the sanitizer has nothing to say. `./dev sanitize` builds and runs it.
+// once, every byte was where it belongs, and the sanitizer has nothing to say.
 //
-//   shm_stress [seconds]
+//   shm_stress [seconds]   (`./dev sanitize` builds and runs it)
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
