@@ -90,7 +90,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ``etcd://host:2379``, ``redis://host:6379/0``; empty: no names. See the package's README.
         name: what this engine is called there; empty: it only looks others up.
         registry_ttl_s: how long the registry keeps the name of an engine that died.
-        registry_timeout_s: how long each step of a question to the registry may take.
+        registry_timeout_s: how long a question to the registry may take.
         metrics_port: port of ``host`` that serves ``/metrics`` for Prometheus; 0 takes any free one, None
             serves none. Needs the extra ``metrics``.
         rails: how transfers are spread over several NICs or addresses, and when one is given up.

@@ -372,6 +372,15 @@ class TransferEngine:
         self._require_open()
         self._directory.publish(region, name or region.name, region.descriptor(access))
 
+    def withdraw(self, region: Region | str) -> None:
+        """Take a published region back under all its names, or under the one name that is given.
+
+        Peers that found it keep it; ``Region.close`` and ``revoke`` end that. Does not wait for the registry;
+        a region that is not published is left as it is.
+        """
+        self._require_open()
+        self._directory.withdraw(region)
+
     def find_region(self, path: str, *, timeout_s: float | None = None) -> RemoteRegion:
         """Reach the region that a peer published: ``engine-name/region-name``.
 

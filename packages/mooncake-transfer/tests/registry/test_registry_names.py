@@ -80,6 +80,22 @@ def test_a_region_published_for_reading_cannot_be_written(url: str) -> None:
         assert bytes(region.view()) == PAYLOAD
 
 
+def test_a_withdrawn_region_is_no_longer_found_and_stays_usable_for_who_has_it(url: str) -> None:
+    with TransferEngine(named(url, "owner")) as owner, TransferEngine(named(url)) as reader:
+        region, local = owner.allocate(4096, name="kv"), reader.allocate(4096)
+        region.view()[:] = PAYLOAD
+        owner.publish(region)
+        owner.publish(region, name="alias")
+        remote = reader.find_region("owner/kv")
+        owner.withdraw("alias")
+        wait_until(lambda: unknown(reader, "owner/alias"), "one name is taken back")
+        assert reader.find_region("owner/kv").name == "kv"
+        owner.withdraw(region)
+        wait_until(lambda: unknown(reader, "owner/kv"), "all names are taken back")
+        reader.read(local, remote, [[0, 0, 4096]]).wait(10.0)
+        assert bytes(local.view()) == PAYLOAD
+
+
 def test_names_go_with_their_engine_and_regions_with_their_memory(shared_url: str) -> None:
     with TransferEngine(named(shared_url)) as reader:
         with TransferEngine(named(shared_url, "short")) as owner:
@@ -150,8 +166,10 @@ def test_a_name_without_a_registry_is_refused() -> None:
     with pytest.raises(ConfigError, match="registry is empty"):
         TransferConfig(name="a")
     with TransferEngine() as engine:
-        with pytest.raises(ConfigError, match=r"set TransferConfig\.registry"):
+        with pytest.raises(ConfigError, match=r"host:port or set TransferConfig\.registry"):
             engine.connect("somebody")
+        with pytest.raises(ConfigError, match=r"import_region\(descriptor\) or set TransferConfig\.registry"):
+            engine.find_region("somebody/kv")
         with pytest.raises(ConfigError, match=r"TransferConfig\.name"):
             engine.publish(engine.allocate(4096))
 
@@ -161,10 +179,12 @@ def test_two_regions_of_one_engine_cannot_have_one_name(url: str) -> None:
         first, second = engine.allocate(4096, name="r"), engine.allocate(4096, name="r")
         engine.publish(first)
         engine.publish(first)
-        with pytest.raises(ConfigError, match="'r'"):
+        with pytest.raises(ConfigError, match=r"'r'.*engine\.withdraw"):
             engine.publish(second)
-        first.close()
+        engine.withdraw("r")
         engine.publish(second)
+        second.close()
+        engine.publish(first)
         with pytest.raises(ConfigError, match="engine-name/region-name"):
             engine.find_region("r")
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-__all__ = ["Registry"]
+__all__ = ["Interruptible", "Registry"]
 
 
 class Registry(Protocol):
     """A table of short-lived entries, shared by engines. Thread-safe.
 
-    Every call ends within a few times the ``timeout_s`` the registry was opened with, and raises
-    RegistryUnavailable when it got no answer or was refused; ``replace`` may then have happened or not.
+    Calls raise RegistryUnavailable when they got no answer or were refused; ``replace`` may then have
+    happened or not. ``open_registry`` gives one whose calls end at the ``timeout_s`` it was opened with,
+    however long those of the implementation take; one that is Interruptible leaves no thread behind then.
     An implementation connects when it is first used and again after a loss, by itself.
 
     Attributes:
@@ -41,3 +42,11 @@ class Registry(Protocol):
 
     def close(self) -> None:
         """Give connections back. Entries stay until they expire. Safe to call twice."""
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """A registry whose question in progress can be ended from another thread."""
+
+    def interrupt(self) -> None:
+        """Make a call that is in progress raise soon. Nothing but ``close`` is called afterwards."""

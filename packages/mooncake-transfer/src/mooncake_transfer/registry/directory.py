@@ -18,7 +18,7 @@ from mooncake_transfer._errors import (
 )
 from mooncake_transfer.config import TransferConfig
 from mooncake_transfer.registry.announcer import Announcer
-from mooncake_transfer.registry.contract import Registry
+from mooncake_transfer.registry.deadline import TimedRegistry
 from mooncake_transfer.registry.finding import open_registry
 from mooncake_transfer.registry.records import EngineRecord, RegionRecord, engine_key, region_key
 
@@ -30,6 +30,8 @@ __all__ = ["Directory"]
 
 # How soon an entry that leads to a process of the past is read again.
 STALE_RETRY_S = 0.1
+# Between the last deadline of a question and the end of the thread that asked it.
+END_SLACK_S = 1.0
 
 Record = TypeVar("Record", EngineRecord, RegionRecord)
 Found = TypeVar("Found")
@@ -48,7 +50,9 @@ class Directory:
         Raises ConfigError for a URL that cannot work and for one whose extra is not installed.
         """
         self._config = config
-        self._registry: Registry | None = None
+        self._registry: TimedRegistry | None = None
+        # Its own: an etcd lease belongs to one client.
+        self._announcing: TimedRegistry | None = None
         self._announcer: Announcer | None = None
         self._known: dict[str, bytes] = {}
         self._peers: dict[str, tuple[Peer, float]] = {}
@@ -57,8 +61,9 @@ class Directory:
         if config.registry:
             self._registry = open_registry(config.registry, config.registry_timeout_s)
             if config.name:
+                self._announcing = open_registry(config.registry, config.registry_timeout_s)
                 self._announcer = Announcer(
-                    self._registry, config.name, address, epoch, config.registry_ttl_s
+                    self._announcing, config.name, address, epoch, config.registry_ttl_s
                 )
                 self._announcer.start(config.registry_timeout_s)
 
@@ -122,11 +127,14 @@ class Directory:
         back.
         """
         deadline_s = time.monotonic() + timeout_s
+        outdated: Exception | None = None
         while True:
             trouble: Exception | None = None
             try:
-                value = self._look_up(key, what)
+                value = self._look_up(key, what, deadline_s - time.monotonic())
             except (NameUnknown, RegistryUnavailable) as error:
+                if outdated is not None and time.monotonic() >= deadline_s:
+                    raise outdated from error
                 if key not in self._known or (kind is RegionRecord and isinstance(error, NameUnknown)):
                     raise
                 value, trouble = self._known[key], error
@@ -136,15 +144,17 @@ class Directory:
             except (PeerUnreachable, PeerRestarted) as error:
                 if trouble is not None:
                     raise trouble from error
+                left_s = deadline_s - time.monotonic()
                 if left_s <= STALE_RETRY_S or self._closing.wait(STALE_RETRY_S):
                     raise
+                outdated = error
             else:
                 self._known[key] = value
                 return found
 
-    def _look_up(self, key: str, what: str) -> bytes:
+    def _look_up(self, key: str, what: str, timeout_s: float) -> bytes:
         registry = self._require_registry(what)
-        value = registry.get(key)
+        value = registry.get(key, timeout_s)
         if value is None:
             raise NameUnknown(
                 f"registry {registry.where} has no {what}: it was never announced, or its engine is gone; "
@@ -152,10 +162,11 @@ class Directory:
             )
         return value
 
-    def _require_registry(self, what: str) -> Registry:
+    def _require_registry(self, what: str) -> TimedRegistry:
         if self._registry is None:
+            instead = "import_region(descriptor)" if what.startswith("region") else "host:port"
             raise ConfigError(
-                f"{what} cannot be looked up without a registry; use host:port or set TransferConfig.registry"
+                f"{what} cannot be looked up without a registry; use {instead} or set TransferConfig.registry"
             )
         return self._registry
 
@@ -169,13 +180,18 @@ class Directory:
                 "set TransferConfig.registry and TransferConfig.name"
             )
         if self._published.setdefault(name, region) is not region:
-            raise ConfigError(f"another region of this engine is published as {name!r}; withdraw it first")
+            raise ConfigError(
+                f"another region of this engine is published as {name!r}; "
+                "withdraw that first (engine.withdraw), or publish under another name"
+            )
         self._announcer.publish(name, descriptor, self._config.registry_timeout_s)
 
-    def withdraw(self, region: Region) -> None:
-        """Take back every name a region was published under."""
-        for name in [name for name, other in list(self._published.items()) if other is region]:
-            del self._published[name]
+    def withdraw(self, region: Region | str) -> None:
+        """Take back every name a region was published under, or one name."""
+        for name, other in list(self._published.items()):
+            if other is not region and name != region:
+                continue
+            self._published.pop(name, None)
             if self._announcer is not None:
                 self._announcer.withdraw(name)
 
@@ -183,9 +199,12 @@ class Directory:
         """Leave the registry, in a little more than ``registry_timeout_s`` at most. Safe to call twice."""
         self._closing.set()
         if self._announcer is not None:
-            self._announcer.stop(2 * self._config.registry_timeout_s)
-        if self._registry is not None:
-            self._registry.close()
+            if self._announcing is not None:
+                self._announcing.end_within(self._config.registry_timeout_s)
+            self._announcer.stop(self._config.registry_timeout_s + END_SLACK_S)
+        for registry in (self._announcing, self._registry):
+            if registry is not None:
+                registry.close()
         self._peers.clear()
         self._published.clear()
 

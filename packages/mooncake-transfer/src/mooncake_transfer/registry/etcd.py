@@ -112,6 +112,10 @@ class EtcdRegistry:
             ]
             self._ask("/v3/kv/txn", {"success": deletions})
 
+    def interrupt(self) -> None:
+        """As ``Interruptible.interrupt``."""
+        self._exchange.interrupt()
+
     def close(self) -> None:
         """As ``Registry.close``."""
         self._exchange.close()

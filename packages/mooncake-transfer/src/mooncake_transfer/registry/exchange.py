@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
+import weakref
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -33,6 +36,8 @@ class Exchange:
         self._where = url.where
         self._timeout_s = timeout_s
         self._good = 0
+        self._interrupted = False
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         # Proxies and credentials of the user's environment are meant for the web, not for this.
         self._client = httpx.Client(
             verify=url.context if url.context is not None else False,
@@ -55,7 +60,7 @@ class Exchange:
         for turn in range(len(self._bases)):
             index = (self._good + turn) % len(self._bases)
             step_s = (deadline_s - time.monotonic()) / (len(self._bases) - turn)
-            if step_s <= 0:
+            if step_s <= 0 or self._interrupted:
                 break
             request = self._client.build_request(
                 method, self._bases[index] + path, params=params, content=content, headers=headers
@@ -76,6 +81,18 @@ class Exchange:
             "check that it runs and that address, certificates and password fit"
         )
 
+    def interrupt(self) -> None:
+        """End the request in progress, from another thread; no other can be sent afterwards."""
+        self._interrupted = True
+        for connection in list(self._sockets):
+            # Not close(): the thread that reads would go on with a number that may be another file's by then.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _note_socket(self, event: str, details: Mapping[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._sockets.add(details["return_value"].get_extra_info("socket"))
+
     def close(self) -> None:
         """End every connection."""
         self._client.close()
@@ -85,10 +102,12 @@ class Exchange:
             return self._ask(request, step_s)
         except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
             # Of a connection that was kept: the server may have closed it, or have been restarted, since.
+            if self._interrupted:
+                raise
             return self._ask(request, step_s)
 
     def _ask(self, request: httpx.Request, step_s: float) -> Answer:
-        request.extensions = {"timeout": httpx.Timeout(step_s).as_dict()}
+        request.extensions = {"timeout": httpx.Timeout(step_s).as_dict(), "trace": self._note_socket}
         deadline_s = time.monotonic() + step_s
         response = self._client.send(request, stream=True)
         try:

@@ -8,7 +8,9 @@ from mooncake_transfer._errors import ConfigError
 from mooncake_transfer.hooks import RegistryInfo
 from mooncake_transfer.plugins import REGISTRY_GROUP, Plugins, load_plugins
 from mooncake_transfer.registry import builtin
+from mooncake_transfer.registry.cluster import ClusterRegistry, split_cluster
 from mooncake_transfer.registry.contract import Registry
+from mooncake_transfer.registry.deadline import TimedRegistry
 
 __all__ = ["open_registry", "registries"]
 
@@ -26,11 +28,11 @@ def registries() -> dict[str, RegistryInfo]:
     return {info.scheme: info for info in registry_plugins().registries()}
 
 
-def open_registry(url: str, timeout_s: float) -> Registry:
+def open_registry(url: str, timeout_s: float) -> TimedRegistry:
     """Open the registry at ``url`` without connecting to it yet.
 
-    ``timeout_s`` limits each step of a call: connecting, sending, waiting for the answer. Raises ConfigError
-    for an unknown scheme, a malformed URL, and when a library is missing.
+    ``timeout_s`` limits each call. Every scheme takes ``?cluster=NAME``, which keeps to keys of that cluster.
+    Raises ConfigError for an unknown scheme, a malformed URL, and when a library is missing.
     """
     scheme, colon, _ = url.partition(":")
     known = registries()
@@ -39,4 +41,10 @@ def open_registry(url: str, timeout_s: float) -> Registry:
             f"registry {scheme + ':...' if colon else url!r} has no known scheme; "
             f"known are {', '.join(sorted(known))}"
         )
-    return known[scheme].open(url, timeout_s)
+    plain_url, cluster = split_cluster(url)
+
+    def open_client() -> Registry:
+        client = known[scheme].open(plain_url, timeout_s)
+        return ClusterRegistry(client, cluster) if cluster else client
+
+    return TimedRegistry(open_client, timeout_s)

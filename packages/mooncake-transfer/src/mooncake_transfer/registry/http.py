@@ -61,6 +61,10 @@ class HttpRegistry:
             body = msgspec.json.encode(Removal(tags))
             self._expect(self._exchange.send("POST", "/v1/entries/remove", content=body), 204)
 
+    def interrupt(self) -> None:
+        """As ``Interruptible.interrupt``."""
+        self._exchange.interrupt()
+
     def close(self) -> None:
         """As ``Registry.close``."""
         self._exchange.close()

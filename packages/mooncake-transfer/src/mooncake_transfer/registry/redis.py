@@ -48,6 +48,7 @@ class RedisRegistry:
 
     def __init__(self, url: RegistryUrl, database: int, timeout_s: float) -> None:
         self.where = url.where
+        self._interrupted = False
         host, port = url.endpoints[0]
         options: dict[str, Any] = {}
         if url.context is not None:
@@ -61,8 +62,7 @@ class RedisRegistry:
             password=url.password or None,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
-            # Once more at once: a kept connection may have been closed, or the server restarted, since.
-            retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
+            retry=Retry(NoBackoff(), 0),
             **options,
         )
         self._replace = self._redis.register_script(REPLACE)
@@ -105,6 +105,11 @@ class RedisRegistry:
         for batch in _batches(entries):
             self._run(self._remove, list(batch), list(batch.values()))
 
+    def interrupt(self) -> None:
+        """As ``Interruptible.interrupt``."""
+        self._interrupted = True
+        self._redis.connection_pool.disconnect(inuse_connections=True)
+
     def close(self) -> None:
         """As ``Registry.close``."""
         self._redis.close()
@@ -114,12 +119,21 @@ class RedisRegistry:
 
     def _ask(self, question: Callable[[], Result]) -> Result:
         try:
-            return question()
+            return self._ask_twice(question)
         except redis.RedisError as error:
             raise RegistryUnavailable(
                 f"registry {self.where} cannot be used ({type(error).__name__}: {error}); "
                 "check that it runs and that address, database, certificates, user and password fit"
             ) from error
+
+    def _ask_twice(self, question: Callable[[], Result]) -> Result:
+        try:
+            return question()
+        except redis.ConnectionError:
+            # Of a connection that was kept: the server may have closed it, or have been restarted, since.
+            if self._interrupted:
+                raise
+            return question()
 
 
 TLS_FILES = {"ca": "ca_certs", "cert": "certfile", "key": "keyfile"}
