@@ -26,25 +26,40 @@ constexpr uint64_t bit(size_t rail) { return uint64_t{1} << rail; }
 
 // ---- posting
 
-Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions& options) {
-  Transfer& t = *transfer;
+Status Engine::begin(Transfer& t, const PostOptions& options) {
   uint64_t allowed = t.rails;
-  if (options.stream != nullptr) {
-    allowed = with_streams(t);
-    if (allowed == 0) {
-      return Status::error(Code::kNoRoute,
-                           t.label() +
-                               ": no driver of these regions follows device streams; post it without, or "
-                               "use memory of a device whose driver does");
-    }
+  if (options.stream != nullptr && (allowed = with_streams(t)) == 0) {
+    return Status::error(Code::kNoRoute,
+                         t.label() +
+                             ": no driver of these regions follows device streams; post it without, or "
+                             "use memory of a device whose driver does");
   }
   if (!t.begin(options)) {
     return Status::error(Code::kInvalid, t.label() + " is running already; wait for it, or prepare another");
   }
-  if (!t.local->enter()) {
-    t.unbegin();
-    return Status::error(Code::kRegionClosed, "local region '" + t.local->name + "' is closed");
-  }
+  t.allowed = allowed;
+  if (t.local->enter()) return {};
+  t.unbegin();
+  return Status::error(Code::kRegionClosed, "local region '" + t.local->name + "' is closed");
+}
+
+void Engine::link(const std::shared_ptr<Transfer>& transfer) {
+  Transfer& t = *transfer;
+  t.self = transfer;
+  t.active = true;
+  t.previous_active = nullptr;
+  t.next_active = active_;
+  if (active_ != nullptr) active_->previous_active = &t;
+  active_ = &t;
+  if (t.options.deadline_ns != 0) deadlines_.emplace(t.options.deadline_ns, &t);
+  t.cutting = true;
+  t.live = 1;
+}
+
+Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions& options) {
+  Transfer& t = *transfer;
+  Status begun = begin(t, options);
+  if (!begun.ok()) return begun;
   Batch batch;
   batch.cancels = cancels_;
   std::vector<std::shared_ptr<Transfer>> ended;
@@ -56,16 +71,7 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
       t.unbegin();
       return Status::error(Code::kClosed, "the engine is closed");
     }
-    t.self = transfer;
-    t.allowed = allowed;
-    t.active = true;
-    t.previous_active = nullptr;
-    t.next_active = active_;
-    if (active_ != nullptr) active_->previous_active = &t;
-    active_ = &t;
-    if (options.deadline_ns != 0) deadlines_.emplace(options.deadline_ns, &t);
-    t.cutting = true;
-    t.live = 1;
+    link(transfer);
     Peer& peer = *t.remote->peer();
     if (t.cursor.exhausted(t.plan)) {
       drop_rest(t);

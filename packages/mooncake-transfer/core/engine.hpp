@@ -120,6 +120,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Pick best_of_tier(const Transfer& transfer, uint64_t rails, uint64_t bytes, size_t* rail,
                     bool* probe);  // (m)
   uint64_t slice_limit(const Transfer& transfer, const Rail& rail, bool probe, uint64_t* hard) const;
+  Status begin(Transfer& transfer, const PostOptions& options);
+  void link(const std::shared_ptr<Transfer>& transfer);  // (m)
   uint64_t with_streams(const Transfer& transfer) const;
   void enqueue(std::shared_ptr<Transfer> transfer);  // (m)
   void make_ready(Peer& peer);                       // (m)
@@ -154,7 +156,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Channel* channel_ = nullptr;
   RailPolicy policy_;
   NumaDistances numa_;
-  Notices* notices_ = new Notices;  // not deleted in a forked child, where a condition may have lost its waiters
+  Notices* notices_ =
+      new Notices;  // not deleted in a forked child, where a condition may have lost its waiters
 
   std::mutex mutex_;  // what follows
   Transfer* active_ = nullptr;
