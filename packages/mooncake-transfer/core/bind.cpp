@@ -26,6 +26,8 @@ const char* exception_name(Code code) {
       return "TransferTimeout";
     case Code::kClosed:
       return "EngineClosed";
+    case Code::kForked:
+      return "EngineForked";
     case Code::kRegionBusy:
       return "RegionBusy";
     case Code::kRegionClosed:
@@ -39,7 +41,31 @@ const char* exception_name(Code code) {
   }
 }
 
+bool has_signal() {
+  nb::gil_scoped_acquire acquire;
+  return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
+}
+
 }  // namespace
+
+Interruptible::Interruptible() { interrupted = &has_signal; }
+
+Interruptible::~Interruptible() { interrupted = nullptr; }
+
+void require_origin(const Origin& origin) {
+  if (!origin.forked()) return;
+  raise(Status::error(Code::kForked,
+                      "this engine belongs to the parent process; make a new one in this process"));
+}
+
+double seconds_of(nb::handle value, const char* name) {
+  double seconds = PyFloat_AsDouble(value.ptr());
+  bool mistyped = PyErr_Occurred() != nullptr;
+  if (!mistyped && seconds >= 0) return seconds;
+  PyErr_Clear();
+  raise(Status::error(Code::kInvalid, std::string(name) + " is " + nb::repr(value).c_str() +
+                                          "; it must be a number of seconds, 0 or more"));
+}
 
 void raise(const Status& status) {
   nb::object type = nb::module_::import_("mooncake_transfer._errors").attr(exception_name(status.code));

@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "forks.hpp"
+#include "interrupt.hpp"
 #include "status.hpp"
 
 namespace mooncake {
@@ -14,6 +16,29 @@ namespace mooncake {
 
 inline void check(const Status& status) {
   if (!status.ok()) raise(status);
+}
+
+// Raises EngineForked in a forked child of the process that made the object.
+void require_origin(const Origin& origin);
+
+// A Python argument in seconds; raises ConfigError for what is none, for nan and for negative ones.
+double seconds_of(nanobind::handle value, const char* name);
+
+// Lets go of the GIL, and has the waits of the core ask for Ctrl-C. Whoever made it calls
+// throw_if_interrupted() afterwards.
+class Interruptible {
+ public:
+  Interruptible();
+  ~Interruptible();
+  Interruptible(const Interruptible&) = delete;
+  Interruptible& operator=(const Interruptible&) = delete;
+
+ private:
+  nanobind::gil_scoped_release release_;
+};
+
+inline void throw_if_interrupted() {
+  if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
 }
 
 // Calls `wait(deadline)` without the GIL until it returns true or the deadline passes; lets Ctrl-C through.

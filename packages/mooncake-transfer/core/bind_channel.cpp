@@ -52,11 +52,14 @@ nb::tuple connect(Channel& channel, const std::string& host, uint16_t port, doub
   uint64_t connection = 0;
   std::string hello;
   Status status;
+  require_origin(channel.origin());
   {
-    nb::gil_scoped_release release;
+    Interruptible released;
     status = channel.connect(host, port, deadline_after(timeout_s), &connection, &hello);
     if (status.code == Code::kTimeout) status.code = Code::kUnreachable;
   }
+  if (status.ok() && PyErr_Occurred() != nullptr) channel.disconnect(connection);
+  throw_if_interrupted();
   check(status);
   return nb::make_tuple(connection, to_bytes(hello));
 }
@@ -65,11 +68,13 @@ void notify(Channel& channel, uint64_t connection, const std::string& method, co
             double timeout_s) {
   std::string message = to_string(body);
   Status status;
+  require_origin(channel.origin());
   {
-    nb::gil_scoped_release release;
+    Interruptible released;
     status = channel.notify(connection, method, message, deadline_after(timeout_s));
     if (status.code == Code::kTimeout) status.code = Code::kUnreachable;
   }
+  throw_if_interrupted();
   check(status);
 }
 
@@ -78,12 +83,14 @@ nb::tuple call(Channel& channel, uint64_t connection, const std::string& method,
                double timeout_s) {
   std::string request = to_string(body), reply, remote_error;
   Status status;
+  require_origin(channel.origin());
   {
-    nb::gil_scoped_release release;
+    Interruptible released;
     status = channel.call(connection, method, request, deadline_after(timeout_s), &reply, &remote_error);
     if (status.code == Code::kTimeout)
       status.code = Code::kUnreachable;  // it may have been handled all the same
   }
+  throw_if_interrupted();
   check(status);
   bool failed = !remote_error.empty();
   return nb::make_tuple(failed, to_bytes(failed ? remote_error : reply));

@@ -100,22 +100,25 @@ Named grant(Engine& engine, const Region& region, const nb::bytes& key, uint32_t
 }
 
 void revoke(Engine& engine, const Region& region, const nb::bytes& key, double timeout_s) {
+  require_origin(engine.origin());
   uint8_t raw[MC_KEY_BYTES];
   copy_key(key, raw);
   Status status;
   {
-    nb::gil_scoped_release release;
+    Interruptible released;
     status = engine.revoke(region, raw, deadline_after(timeout_s));
   }
+  throw_if_interrupted();
   check(status);
 }
 
 void close_region(Engine& engine, Region& region, double timeout_s, bool refuse_when_used) {
   Status status;
   {
-    nb::gil_scoped_release release;
+    Interruptible released;
     status = engine.close_region(region, deadline_after(timeout_s), refuse_when_used);
   }
+  throw_if_interrupted();
   check(status);
 }
 

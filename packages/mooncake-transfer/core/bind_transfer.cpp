@@ -83,9 +83,14 @@ Priority priority_of(const std::string& name) {
   raise(Status::error(Code::kInvalid, "priority is '" + name + "'; it must be 'high', 'normal' or 'low'"));
 }
 
-std::function<Status()> notification(const Handle& self, const nb::tuple& notify) {
-  if (notify.size() != 2)
-    raise(Status::error(Code::kInvalid, "notify must be a pair: the peer's method and the payload"));
+std::function<Status()> notification(const Handle& self, const nb::object& given) {
+  nb::tuple notify;
+  if (!nb::try_cast(given, notify, false) || notify.size() != 2 || !nb::isinstance<nb::str>(notify[0]) ||
+      !nb::isinstance<nb::bytes>(notify[1])) {
+    raise(Status::error(Code::kInvalid,
+                        std::string("notify is ") + nb::repr(given).c_str() +
+                            "; it must be a pair: the peer's method (str) and the payload (bytes)"));
+  }
   Channel* channel = self.engine->channel();
   std::shared_ptr<Peer> peer = self.transfer->remote->peer();
   return [channel, peer = std::move(peer), method = nb::cast<std::string>(notify[0]),
@@ -98,13 +103,13 @@ std::function<Status()> notification(const Handle& self, const nb::tuple& notify
 }
 
 nb::object post(nb::handle_t<Handle> object, const std::optional<std::string>& priority,
-                std::optional<double> deadline_s, const std::optional<nb::tuple>& notify, uint64_t stream,
-                bool held) {
+                const nb::object& deadline_s, const nb::object& notify, uint64_t stream, bool held) {
   Handle& self = nb::cast<Handle&>(object);
+  require_origin(self.engine->origin());
   PostOptions options;
   if (priority) options.priority = priority_of(*priority);
-  if (deadline_s) options.deadline_ns = deadline_after(*deadline_s);
-  if (notify) options.on_moved = notification(self, *notify);
+  if (!deadline_s.is_none()) options.deadline_ns = deadline_after(seconds_of(deadline_s, "deadline_s"));
+  if (!notify.is_none()) options.on_moved = notification(self, notify);
   options.stream = reinterpret_cast<void*>(stream);
   options.held = held;
   Status status;
@@ -132,12 +137,13 @@ bool give_up(Handle& self, double timeout_s) {
   });
 }
 
-void wait(Handle& self, std::optional<double> timeout_s) {
+void wait(Handle& self, const nb::object& timeout_s) {
   Transfer& t = *self.transfer;
+  double limit = timeout_s.is_none() ? self.timeout_s : seconds_of(timeout_s, "timeout_s");
   if (t.state() == Transfer::State::kPrepared)
     raise(Status::error(Code::kInvalid, t.label() + " was prepared and never posted; call post() first"));
   if (!t.done()) {
-    double limit = timeout_s.value_or(self.timeout_s);
+    require_origin(self.engine->origin());
     bool ended = wait_interruptibly(limit, [&](uint64_t deadline) { return self.engine->wait(t, deadline); });
     // Whoever saw its region idle may expect it to be done.
     if (!ended && t.finishing) {
@@ -159,12 +165,23 @@ const char* state_of(const Handle& self) {
     case Transfer::State::kRunning:
       return "running";
     default:
-      return self.transfer->ok() ? "done" : "failed";
+      break;
+  }
+  switch (self.transfer->result().code) {
+    case Code::kOk:
+      return "done";
+    case Code::kCancelled:
+      return "cancelled";
+    case Code::kTimeout:
+      return "timed out";
+    default:
+      return "failed";
   }
 }
 
 bool done(Handle& self) {
   if (self.transfer->done()) return true;
+  require_origin(self.engine->origin());
   if (self.transfer->plan.bytes() <= kBriefBytes) {
     self.engine->progress();
   } else {
@@ -176,6 +193,9 @@ bool done(Handle& self) {
 
 void cancel(Handle& self) {
   Transfer& t = *self.transfer;
+  if (t.done()) return;
+  require_origin(self.engine->origin());
+  nb::gil_scoped_release release;
   self.engine->cancel(t, Status::error(Code::kCancelled, t.label() + " was cancelled"));
 }
 
@@ -212,6 +232,7 @@ size_t blocks_into(const Handle& self, size_t begin,
 }
 
 void signal_when_done(Handle& self, int fd) {
+  require_origin(self.engine->origin());
   check(self.transfer->signal_when_done(fd));
   self.engine->attend();
 }
@@ -233,9 +254,10 @@ void bind_transfer(nb::module_& m) {
           nb::arg("held") = false,
           nb::sig("def launch(self, *, priority: str | None = None, deadline_s: float | None = None, notify: "
                   "tuple[str, bytes] | None = None, stream: int = 0, held: bool = False) -> Transfer"))
-      .def("wait", &wait, nb::arg("timeout_s") = nb::none())
+      .def("wait", &wait, nb::arg("timeout_s") = nb::none(),
+           nb::sig("def wait(self, timeout_s: float | None = None) -> None"))
       .def("done", &done)
-      .def("cancel", &cancel, nb::call_guard<nb::gil_scoped_release>())
+      .def("cancel", &cancel)
       .def("signal_when_done", &signal_when_done, nb::arg("event_fd"))
       .def(
           "release",

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <utility>
 
+#include "interrupt.hpp"
+
 namespace mooncake {
 
 namespace {
@@ -154,7 +156,9 @@ Status Channel::secure(Link& link, const std::string& host, uint64_t deadline_ns
       why.reason = "it does not use TLS and this engine does; set `tls` for both or for neither";
     if (io == Link::Io::kEnded) return why;
     pollfd waiting{link.fd, static_cast<short>(link.wants_write ? POLLOUT : POLLIN), 0};
-    if (poll(&waiting, 1, poll_timeout_ms(deadline_ns)) == 0)
+    uint64_t until = slice_until(deadline_ns);
+    bool ready = poll(&waiting, 1, poll_timeout_ms(until)) > 0;
+    if (!ready && (now_ns() >= deadline_ns || (interrupted != nullptr && interrupted())))
       return Status::error(Code::kTimeout, "the TLS handshake did not end in time");
   }
 }
@@ -178,7 +182,7 @@ Status Channel::ask(const LinkPtr& link, uint8_t type, const std::string& method
   // When the connection broke, the loop finds out why and ends the call.
   bool waits = status.ok() || status.code == Code::kUnreachable;
   if (waits) {
-    bool done = call->answered.wait_until(lock, time_point(deadline_ns), [&] { return call->done; });
+    bool done = wait_until(call->answered, lock, deadline_ns, [&] { return call->done; });
     status = done ? call->status : Status::error(Code::kTimeout, link->label + " gave no answer in time");
   }
   link->calls.erase(request);
@@ -202,6 +206,7 @@ Status Channel::try_notify(uint64_t connection, const std::string& method, const
 }
 
 bool Channel::alive(uint64_t connection) {
+  if (origin_.forked()) return false;  // a lock may be held for ever
   LinkPtr link = find(connection);
   if (!link) return false;
   std::lock_guard lock(link->mutex);
@@ -209,6 +214,7 @@ bool Channel::alive(uint64_t connection) {
 }
 
 void Channel::disconnect(uint64_t connection) {
+  if (origin_.forked()) return;  // the parent goes on with it
   LinkPtr link = find(connection);
   if (!link) return;
   std::lock_guard lock(link->mutex);
@@ -320,8 +326,7 @@ Status Channel::send_locked(Link& link, uint8_t type, uint64_t request, const st
 
 Status Channel::wait_for_room(std::unique_lock<std::mutex>& lock, Link& link, uint64_t deadline_ns) {
   auto has_room = [&] { return link.closed || link.waiting_bytes() <= limits_.unsent_bytes; };
-  if (has_room() || (deadline_ns != 0 && link.room.wait_until(lock, time_point(deadline_ns), has_room)))
-    return {};
+  if (has_room() || (deadline_ns != 0 && wait_until(link.room, lock, deadline_ns, has_room))) return {};
   return Status::error(Code::kTimeout, link.label + " does not read what it is sent; " +
                                            mib(link.waiting_bytes()) + " wait for it");
 }

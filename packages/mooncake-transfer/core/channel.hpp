@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "descriptor.hpp"
+#include "forks.hpp"
 #include "link.hpp"
 #include "socket.hpp"
 #include "status.hpp"
@@ -65,6 +66,7 @@ class Channel {
   // Takes the first free port of port..last_port; port 0: any.
   Status listen(const std::string& host, uint16_t port, uint16_t last_port);
   uint16_t port() const { return port_; }
+  const Origin& origin() const { return origin_; }
   // Begins to accept; `hello` is what peers learn about this side.
   Status start(std::string hello);
   void close();
@@ -157,6 +159,7 @@ class Channel {
   std::string hello_;
   std::thread loop_;
   const pid_t owner_ = getpid();
+  const Origin origin_;
   std::atomic<bool> closing_{false};
   std::atomic<uint64_t> next_id_{1};
   std::mutex mutex_;

@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -12,8 +11,16 @@ namespace mooncake {
 
 namespace {
 
-std::chrono::steady_clock::time_point to_time(uint64_t ns) {
-  return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(ns));
+// Waits in a driver, which knows nothing of Ctrl-C: again and again, as it may be asked to. Each time is long
+// enough for the patience that drivers have with peers before they cut them off.
+template <typename Wait>
+Status wait_in_driver(uint64_t deadline_ns, Wait&& wait) {
+  constexpr uint64_t kSliceNs = 2'000'000'000;
+  for (;;) {
+    uint64_t until = slice_until(deadline_ns, kSliceNs);
+    Status status = wait(until);
+    if (status.code != Code::kTimeout || until >= deadline_ns || interrupted()) return status;
+  }
 }
 
 Status watch(int epoll_fd, int fd) {
@@ -194,7 +201,8 @@ Status Engine::grant(const Region& region, const uint8_t* key, uint32_t access,
 Status Engine::revoke(const Region& region, const uint8_t* key, uint64_t deadline_ns) {
   for (size_t i = 0; i < endpoints_->size(); ++i) {
     if (region.handles[i] == 0) continue;
-    Status status = (*endpoints_)[i]->revoke(region.handles[i], key, deadline_ns);
+    Status status = wait_in_driver(
+        deadline_ns, [&](uint64_t until) { return (*endpoints_)[i]->revoke(region.handles[i], key, until); });
     // A driver that could not grant the key has nothing to revoke.
     if (status.ok() || status.code == Code::kUnsupported || status.code == Code::kInvalid) continue;
     if (status.code != Code::kTimeout) return status;
@@ -206,8 +214,8 @@ Status Engine::revoke(const Region& region, const uint8_t* key, uint64_t deadlin
 }
 
 Status Engine::close_region(Region& region, uint64_t deadline_ns, bool refuse_when_used) {
-  std::unique_lock closer(region.closer, to_time(deadline_ns));
-  if (!closer) {
+  std::unique_lock closer(region.closer, std::defer_lock);
+  if (!lock_until(closer, deadline_ns)) {
     return Status::error(Code::kRegionBusy,
                          "region '" + region.name + "' is being closed by another thread, which still waits");
   }
@@ -221,10 +229,12 @@ Status Engine::close_region(Region& region, uint64_t deadline_ns, bool refuse_wh
     // Drivers without it refuse peers when the memory is given back below.
     if (region.handles[i] != 0) (*endpoints_)[i]->revoke(region.handles[i], nullptr, 0);
   }
-  if (!region.wait_idle(to_time(deadline_ns))) return in_use();
+  if (!region.wait_idle(deadline_ns)) return in_use();
   for (size_t i = 0; i < endpoints_->size(); ++i) {
     if (region.handles[i] == 0) continue;
-    Status status = (*endpoints_)[i]->deregister_memory(region.handles[i], deadline_ns);
+    Status status = wait_in_driver(deadline_ns, [&](uint64_t until) {
+      return (*endpoints_)[i]->deregister_memory(region.handles[i], until);
+    });
     if (status.code == Code::kTimeout) {
       return Status::error(Code::kRegionBusy, "region '" + region.name +
                                                   "' is revoked, but peers still use it: " + status.reason +

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "forks.hpp"
 #include "notice.hpp"
 #include "numa.hpp"
 #include "spin.hpp"
@@ -49,6 +50,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Ends every transfer with kClosed. Safe to call twice, and while other threads wait.
   void close();
 
+  const Origin& origin() const { return origin_; }
   const Endpoints& endpoints() const { return *endpoints_; }
   Status export_addresses(std::vector<DriverBlob>* addresses);
 
@@ -188,6 +190,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int leader_epoll_fd_ = -1;  // leader_fd_ and the endpoints
   std::thread progress_;
   const pid_t owner_ = getpid();
+  const Origin origin_;
 };
 
 }  // namespace mooncake

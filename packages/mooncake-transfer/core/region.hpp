@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "endpoint.hpp"
+#include "interrupt.hpp"
 
 namespace mooncake {
 
@@ -58,10 +59,9 @@ struct Region : std::enable_shared_from_this<Region> {
     }
     return users_.compare_exchange_strong(idle, kClosing) || (idle & kClosing);
   }
-  template <typename TimePoint>
-  bool wait_idle(TimePoint deadline) {
+  bool wait_idle(uint64_t deadline_ns) {
     std::unique_lock lock(mutex_);
-    return idle_.wait_until(lock, deadline, [&] { return users() == 0; });
+    return wait_until(idle_, lock, deadline_ns, [&] { return users() == 0; });
   }
 
  private:

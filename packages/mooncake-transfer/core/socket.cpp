@@ -19,6 +19,8 @@
 #include <thread>
 #include <utility>
 
+#include "interrupt.hpp"
+
 namespace mooncake {
 
 namespace {
@@ -84,8 +86,7 @@ Status look_up_by(const std::string& host, uint16_t port, const addrinfo& hints,
     return Status::error(Code::kUnreachable, "cannot resolve '" + host + "': no thread: " + error.what());
   }
   std::unique_lock lock(lookup->mutex);
-  auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns));
-  if (!lookup->ended.wait_until(lock, until, [&] { return lookup->done; })) {
+  if (!wait_until(lookup->ended, lock, deadline_ns, [&] { return lookup->done; })) {
     return Status::error(
         Code::kUnreachable,
         "cannot resolve '" + host + "': the resolver (see /etc/resolv.conf) gave no answer in time");
@@ -112,10 +113,12 @@ Status resolve(const std::string& host, uint16_t port, bool passive, uint64_t de
 int finish_connect(int fd, uint64_t deadline_ns) {
   pollfd waiting{fd, POLLOUT, 0};
   for (;;) {
-    int ready = poll(&waiting, 1, poll_timeout_ms(deadline_ns));
+    if (interrupted != nullptr && interrupted()) return EINTR;
+    uint64_t until = slice_until(deadline_ns);
+    int ready = poll(&waiting, 1, poll_timeout_ms(until));
     if (ready > 0) break;
-    if (ready == 0) return ETIMEDOUT;
-    if (errno != EINTR) return errno;
+    if (ready == 0 && until >= deadline_ns) return ETIMEDOUT;
+    if (ready < 0 && errno != EINTR) return errno;
   }
   int error = 0;
   socklen_t length = sizeof(error);
@@ -200,10 +203,12 @@ Status listen_on(const std::string& host, uint16_t port, uint16_t last_port, Des
   for (uint32_t tried = port; tried <= std::max(port, last_port) && error == EADDRINUSE; ++tried)
     error = listen_at(*addresses, static_cast<uint16_t>(tried), out);
   if (error != 0) {
-    const char* remedy = error == EADDRINUSE
-                             ? "; another process has it, choose another port or 0 for any free one"
-                         : error == EMFILE ? "; raise `ulimit -n`"
-                                           : "";
+    const char* remedy =
+        error == EADDRINUSE      ? "; another process has it, choose another port or 0 for any free one"
+        : error == EMFILE        ? "; raise `ulimit -n`"
+        : error == EADDRNOTAVAIL ? "; no interface of this machine has that address, `ip addr` lists them"
+        : error == EACCES        ? "; ports below 1024 need privileges, choose a higher one or 0"
+                                 : "";
     std::string range = last_port > port ? " to " + std::to_string(last_port) : "";
     return Status::error(Code::kInvalid,
                          "cannot listen on " + where(host, port) + range + ": " + strerror(error) + remedy);

@@ -23,6 +23,7 @@ enum class Code {
   kTimeout,
   kIo,
   kClosed,
+  kForked,
   kRegionBusy,
   kRegionClosed,
   kNoRoute,

@@ -270,6 +270,16 @@ def test_a_new_peer_is_answered_while_a_notification_is_still_being_handled(
         release.set()
 
 
+def test_a_handler_that_answers_no_bytes_is_an_error_of_the_caller(
+    engines: tuple[TransferEngine, TransferEngine],
+) -> None:
+    engines[1].serve("wrong", lambda body, caller: 7)  # type: ignore[arg-type,return-value]
+    peer = engines[0].connect(engines[1].address)
+    for _ in range(engines[1].config.handler_threads + 1):  # no thread ends of it
+        with pytest.raises(RemoteError, match="TypeError"):
+            peer.call("wrong", timeout_s=DEADLINE_S)
+
+
 FORKING = """
 import os, sys
 from mooncake_transfer import TransferConfig, TransferEngine

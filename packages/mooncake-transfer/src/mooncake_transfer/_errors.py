@@ -12,7 +12,7 @@
     ├─ TransferTimeout
     ├─ TransferCancelled
     ├─ IntegrityError
-    └─ EngineClosed
+    └─ EngineClosed  ─ EngineForked
 
 Every message says what failed, on what, why, and what to do about it.
 """
@@ -132,3 +132,7 @@ class IntegrityError(TransferError):
 
 class EngineClosed(TransferError):
     """The engine has been closed."""
+
+
+class EngineForked(EngineClosed):
+    """The engine belongs to the process that this one was forked from; make a new one here."""

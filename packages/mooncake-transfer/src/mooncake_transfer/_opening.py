@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Sequence
 
@@ -22,9 +23,15 @@ def open_drivers(core: CoreEngine, config: TransferConfig) -> dict[str, DriverSt
     Raises ConfigError for options of drivers that are not there, DriverUnavailable when a driver that was
     asked for does not start, or none does.
     """
-    unknown = set(config.driver_options) - {info.name for info, _ in select_drivers(None)}
-    if unknown:
-        raise ConfigError(f"driver_options names drivers that are not installed: {sorted(unknown)}")
+    installed = [info.name for info, _ in select_drivers(None)]
+    for name in config.driver_options:
+        if name not in installed:
+            near = difflib.get_close_matches(name, installed, 1, 0.5)
+            remedy = f"did you mean {near[0]!r}?" if near else "install the package that has it"
+            raise ConfigError(
+                f"driver_options names driver {name!r}, which is not installed; {remedy} "
+                f"(installed: {', '.join(sorted(installed)) or 'none'})"
+            )
     nodes = place_devices(core, config)
     drivers: dict[str, DriverStatus] = {}
     for info, status in select_drivers(config.drivers):

@@ -78,7 +78,7 @@ class Dispatcher:
         try:
             try:
                 self._channel.reply(connection, request, failed, answer)
-            except ConfigError as error:  # the answer is over the limit; the caller gets that instead
+            except (ConfigError, TypeError) as error:  # over the limit or no bytes; the caller is told that
                 self._channel.reply(connection, request, True, _failure(error))
         except PeerError as error:
             log.info("the answer to %s is lost: %s", method, error, extra={"method": method})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,8 +64,8 @@ class RailConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if value < 0 or (value == 0 and name != "probe_every"):
-                raise ConfigError(f"rails.{name} is {value}; it must be positive")
+            if not math.isfinite(value) or value < 0 or (value == 0 and name != "probe_every"):
+                raise ConfigError(f"rails.{name} is {value}; it must be a positive number")
 
 
 class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,11 +18,13 @@ import msgspec
 
 from mooncake_transfer import _wire
 from mooncake_transfer._address import is_address, join_address, split_address
+from mooncake_transfer._arguments import seconds
 from mooncake_transfer._core import Channel
 from mooncake_transfer._core import Engine as CoreEngine
 from mooncake_transfer._errors import (
     ConfigError,
     EngineClosed,
+    EngineForked,
     PeerIncompatible,
     PeerRestarted,
     PeerUnreachable,
@@ -56,7 +58,8 @@ ACCESS_BITS = {"r": 1, "w": 2, "rw": 3}  # mc_access
 class TransferEngine:
     """Moves batches of bytes between registered memory of this process and of peers. Thread-safe.
 
-    Use it as a context manager, or call ``close()``. A forked child must not use it.
+    Use it as a context manager, or call ``close()``. In a forked child everything that moves bytes or asks
+    peers raises EngineForked; closing there does nothing.
 
     Attributes:
         config: what it was made with.
@@ -78,6 +81,7 @@ class TransferEngine:
         self._peers: dict[str, Peer] = {}
         self._peer_locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
+        self._owner_pid = os.getpid()
         self._dispatcher = Dispatcher(self._channel, self.config.handler_threads)
         self._watcher = Watcher()
         sample = self.config.integrity_sample if self.config.integrity == "sample" else None
@@ -91,7 +95,7 @@ class TransferEngine:
             self._channel,
             self._core,
             (self._metrics, self._beacon, self._dispatcher, self._notices, self._verifier, self._watcher),
-            os.getpid(),
+            self._owner_pid,
         )
         try:
             self.address = self._start()
@@ -100,7 +104,7 @@ class TransferEngine:
                 self._metrics.start(self, self.config.host, self.config.metrics_port)
             self._directory = Directory(self.config, self.address, self.epoch)
             # Made after the engine's own, so it runs before: a name is taken back while it still leads here.
-            self._leave_directory = weakref.finalize(self, _leave, self._directory, os.getpid())
+            self._leave_directory = weakref.finalize(self, _leave, self._directory, self._owner_pid)
         except BaseException:
             self.close()
             raise
@@ -157,7 +161,7 @@ class TransferEngine:
         Raises MemoryUnavailable with the remedy, ConfigError.
         """
         return self._register(
-            lambda: allocate_shareable(
+            lambda name: allocate_shareable(
                 nbytes, name, prefault=prefault, huge_pages=huge_pages, numa_node=numa_node
             ),
             name,
@@ -172,8 +176,8 @@ class TransferEngine:
         ConfigError when it is no such memory, RegionOverlap, DriverUnavailable when no driver takes its kind.
         """
         if isinstance(memory, FileSource):
-            return self._register(lambda: file_source(memory), name)
-        return self._register(lambda: wrap(memory), name)
+            return self._register(lambda _: file_source(memory), name)
+        return self._register(lambda _: wrap(memory), name)
 
     def register_many(self, memories: Sequence[object], *, names: Sequence[str] = ()) -> list[Region]:
         """Register several memories in parallel, all or none; see ``register``.
@@ -198,11 +202,11 @@ class TransferEngine:
             raise failures[0]
         return [future.result() for future in pending]
 
-    def _register(self, source: Callable[[], Memory], name: str) -> Region:
+    def _register(self, source: Callable[[str], Memory], name: str) -> Region:
         self._require_open()
         region_id = next(self._region_ids)
         name = name or f"region-{region_id}"
-        memory, key = source(), secrets.token_bytes(16)
+        memory, key = source(name), secrets.token_bytes(16)
         try:
             self._ranges.add(region_id, memory, name)
             core = self._core.register_region(
@@ -250,6 +254,7 @@ class TransferEngine:
         )
 
     def _grant(self, region: Region, access: Access) -> bytes:
+        self._require_owner()
         rights = ACCESS_BITS.get(access)
         if rights is None:
             raise ConfigError(f"access is {access!r}; it must be 'rw', 'r' or 'w'")
@@ -259,10 +264,19 @@ class TransferEngine:
         return self._encode_descriptor(region, key, keys, access)
 
     def _revoke(self, region: Region, descriptor: bytes, timeout_s: float | None) -> None:
+        self._require_owner()
         found = _decode_descriptor(descriptor)
+        if found.key == region.key:
+            raise ConfigError(
+                f"this is the own key of region {region.name!r}, which ends with its close(); "
+                "descriptor('r'), descriptor('w') and grant() make keys that can be revoked"
+            )
         if found.key not in region._granted:
-            raise ConfigError(f"this descriptor was not made by grant() of region {region.name!r}")
-        limit_s = self.config.close_timeout_s if timeout_s is None else timeout_s
+            raise ConfigError(
+                f"this descriptor of region {found.name!r} was not made by grant(), descriptor('r') or "
+                f"descriptor('w') of region {region.name!r}, or was revoked already"
+            )
+        limit_s = self._limit_s(timeout_s, self.config.close_timeout_s)
         self._core.revoke(region._require_core(), found.key, limit_s)
         region._granted.pop(found.key, None)
 
@@ -285,11 +299,11 @@ class TransferEngine:
 
     def _close_region(self, region: Region, timeout_s: float | None, in_use: str) -> None:
         core = region._core
-        if core is None:
+        if core is None or os.getpid() != self._owner_pid:  # a forked child: it is the parent's
             return
         if in_use not in ("wait", "refuse"):
             raise ConfigError(f"in_use is {in_use!r}; it must be 'wait' or 'refuse'")
-        limit_s = self.config.close_timeout_s if timeout_s is None else timeout_s
+        limit_s = self._limit_s(timeout_s, self.config.close_timeout_s)
         if in_use == "wait":  # nobody shall find what is about to go
             self._directory.withdraw(region)
         self._core.close_region(core, limit_s, in_use == "refuse")
@@ -312,12 +326,12 @@ class TransferEngine:
         """
         self._require_open()
         if not is_address(address):
-            limit_s = self.config.connect_timeout_s if timeout_s is None else timeout_s
+            limit_s = self._limit_s(timeout_s, self.config.connect_timeout_s)
             return self._directory.connect(address, lambda at, s: self.connect(at, timeout_s=s), limit_s)
         host, port = split_address(address)
         with self._lock:
             address_lock = self._peer_locks.setdefault(address, threading.Lock())
-        limit_s = self.config.connect_timeout_s if timeout_s is None else timeout_s
+        limit_s = self._limit_s(timeout_s, self.config.connect_timeout_s)
         started_s = time.monotonic()
         if not address_lock.acquire(timeout=min(max(limit_s, 0.0), threading.TIMEOUT_MAX)):
             raise PeerUnreachable(f"{address} did not answer another thread of this process in {limit_s:g} s")
@@ -387,7 +401,7 @@ class TransferEngine:
         Raises NameUnknown, RegistryUnavailable, and as ``import_region`` does.
         """
         self._require_open()
-        limit_s = self.config.connect_timeout_s if timeout_s is None else timeout_s
+        limit_s = self._limit_s(timeout_s, self.config.connect_timeout_s)
         return self._directory.find_region(path, lambda d, s: self.import_region(d, timeout_s=s), limit_s)
 
     # ---- transfers
@@ -449,6 +463,7 @@ class TransferEngine:
         notify: tuple[str, bytes] | None,
         stream: int,
     ) -> None:
+        self._require_owner()
         self._verifier.expect(transfer)
         try:
             transfer.launch(priority=priority, deadline_s=deadline_s, notify=notify, stream=stream, held=True)
@@ -458,6 +473,7 @@ class TransferEngine:
 
     def rails(self) -> list[RailStatus]:
         """Every rail to every peer that regions or transfers of this engine refer to."""
+        self._require_owner()
         return [msgspec.convert(row, RailStatus) for row in self._core.rails()]
 
     def stats(self) -> dict[str, dict[str, int]]:
@@ -465,6 +481,7 @@ class TransferEngine:
 
         Each has connections, ops, bytes_read, bytes_written, errors and refused.
         """
+        self._require_owner()
         return self._core.stats()
 
     # ---- life
@@ -482,8 +499,18 @@ class TransferEngine:
         self._peers.clear()
 
     def _require_open(self) -> None:
+        self._require_owner()
         if not self._finalizer.alive:
             raise EngineClosed("the engine has been closed; make a new one")
+
+    def _require_owner(self) -> None:
+        # Here, before any lock is asked for: another thread of the parent may have held it at the fork.
+        if os.getpid() != self._owner_pid:
+            raise EngineForked("this engine belongs to the parent process; make a new one in this process")
+
+    @staticmethod
+    def _limit_s(given_s: float | None, default_s: float) -> float:
+        return default_s if given_s is None else seconds(given_s, "timeout_s")
 
     def __enter__(self) -> TransferEngine:
         return self

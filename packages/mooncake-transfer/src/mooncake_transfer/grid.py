@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -75,9 +77,13 @@ def _side(side: GridSide, name: str) -> tuple[int, int, int, Index]:
 
 
 def _number(value: int, name: str) -> int:
-    if not 0 <= value < 1 << 64:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} of the grid is {value!r}; it must be an integer") from None
+    if not 0 <= number < 1 << 64:
         raise ConfigError(f"{name} of the grid is {value}; it must be from 0 to 2^64 - 1 bytes")
-    return value
+    return number
 
 
 def as_blocks(blocks: npt.ArrayLike) -> npt.NDArray[np.uint64]:

@@ -67,7 +67,7 @@ class Peer:
         Raises RemoteError with what the handler raised, PeerUnreachable when there is no answer: whether the
         handler ran is then unknown. Payload and answer hold at most 64 MiB.
         """
-        limit_s = self._engine.config.call_timeout_s if timeout_s is None else timeout_s
+        limit_s = self._engine._limit_s(timeout_s, self._engine.config.call_timeout_s)
         try:
             failed, body = self._channel.call(self._connection, method, payload, limit_s)
         except PeerUnreachable as error:
@@ -86,7 +86,7 @@ class Peer:
         to it, at most ``timeout_s`` (default: ``call_timeout_s``) for room. Raises PeerUnreachable when there
         is none by then or the connection is known to have ended; otherwise nothing tells.
         """
-        limit_s = self._engine.config.call_timeout_s if timeout_s is None else timeout_s
+        limit_s = self._engine._limit_s(timeout_s, self._engine.config.call_timeout_s)
         try:
             self._channel.notify(self._connection, method, payload, limit_s)
         except PeerUnreachable as error:

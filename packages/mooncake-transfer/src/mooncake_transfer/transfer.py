@@ -25,12 +25,14 @@ Priority = Literal["high", "normal", "low"]
 
 
 class TransferState(enum.Enum):
-    """Where a transfer stands."""
+    """Where a transfer stands. The last three are its failures; ``wait()`` raises what they were."""
 
     PREPARED = "prepared"
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed out"
 
 
 class TransferStatus(msgspec.Struct, frozen=True):

@@ -1,0 +1,169 @@
+"""Ctrl-C ends whatever waits, and a forked child is told at once that the engine is not its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+DEADLINE_S = 10.0
+PROMPT_S = 5.0  # drivers are asked to stop every 2 s
+
+PRELUDE = """
+import asyncio, os, socket, threading, warnings
+from mooncake_transfer import TransferConfig, TransferEngine
+from mooncake_transfer.errors import EngineClosed, EngineForked
+from mooncake_transfer.testing.fake import FakeFabric
+
+warnings.simplefilter("ignore")
+LONG_S = 60.0
+MIB = 1 << 20
+fabric = FakeFabric()
+fabric.__enter__()
+options = {"in_flight_ops": 2, "in_flight_bytes": 65536}
+near = TransferEngine(fabric.config("near", options=options, call_timeout_s=LONG_S))
+far = TransferEngine(fabric.config("far"))
+local, owned = near.allocate(MIB), far.allocate(MIB)
+remote = near.import_region(owned.descriptor())
+peer = near.connect(far.address)
+stuck = threading.Event()
+far.serve("stuck", lambda body, caller: stuck.wait() and b'')
+"""
+
+# What each prepares, and what is then to be interrupted.
+WAITS = {
+    "a call": ("", "peer.call('stuck')"),
+    "a connection to who says nothing": (
+        "mute = socket.create_server(('127.0.0.1', 0))\naddress = f'127.0.0.1:{mute.getsockname()[1]}'",
+        "near.connect(address, timeout_s=LONG_S)",
+    ),
+    "notifications to who takes none": (
+        "far.serve('stuffed', lambda body, caller: stuck.wait() and b'')",
+        "while True: peer.notify('stuffed', bytes(MIB))",
+    ),
+    "the end of a region that this engine uses": (
+        "fabric.device('near').freeze()\ntransfer = near.write(local, remote, [[0, 0, 4096]])",
+        "local.close(LONG_S)",
+    ),
+    "a transfer": (
+        "fabric.device('near').freeze()\ntransfer = near.write(local, remote, [[0, 0, 4096]])",
+        "transfer.wait(LONG_S)",
+    ),
+}
+INTERRUPTED = """
+{prepare}
+print("ready", flush=True)
+try:
+    {wait}
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+os._exit(0)
+"""
+
+
+def is_waiting(pid: int) -> bool:
+    """Whether its main thread sleeps."""
+    with open(f"/proc/{pid}/task/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] == "S"
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_ctrl_c_ends_the_wait_for(what: str) -> None:
+    prepare, wait = WAITS[what]
+    script = PRELUDE + INTERRUPTED.format(prepare=prepare, wait=wait)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            by_s = time.monotonic() + DEADLINE_S
+            asleep = 0
+            while asleep < 5 and time.monotonic() < by_s:  # for a while, not only for a lock
+                asleep = asleep + 1 if is_waiting(process.pid) else 0
+                time.sleep(0.02)
+            began_s = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=DEADLINE_S)[0] == "interrupted\n"
+            assert time.monotonic() - began_s < PROMPT_S
+        finally:
+            process.kill()
+
+
+USES = {
+    "wait": "transfer.wait()",
+    "await": "asyncio.run(awaited())",
+    "future": "transfer.future().result(LONG_S)",
+    "done": "transfer.done()",
+    "cancel": "transfer.cancel()",
+    "post": "prepared.post()",
+    "deadline": "prepared.post(deadline_s=0.5)",
+    "checked post": "prepared.post(verify=True)",
+    "read": "near.read(local, remote, [[0, 0, 4096]])",
+    "call": "peer.call('stuck')",
+    "notify": "peer.notify('stuck')",
+    "connect again": "near.connect(far.address)",
+    "connect anew": "near.connect('127.0.0.1:9')",
+    "allocate": "near.allocate(4096)",
+    "import": "near.import_region(descriptor)",
+    "grant": "owned.grant('r')",
+    "revoke": "owned.revoke(granted)",
+    "rails": "near.rails()",
+    "stats": "near.stats()",
+}
+FORKED = """
+async def awaited():
+    await transfer
+
+descriptor, granted = owned.descriptor(), owned.grant("r")
+prepared = near.prepare_write(local, remote, [[0, 0, 4096]])
+fabric.device("near").freeze()
+transfer = near.write(local, remote, [[0, 0, 4096]])
+child = os.fork()
+if child == 0:
+    try:
+        {use}
+    except EngineForked as error:
+        assert isinstance(error, EngineClosed)
+        assert "make a new one in this process" in str(error)
+        local.close(), peer.close(), near.close()  # the parent's, so nothing happens
+        os._exit(0)
+    os._exit(1)
+status = os.waitpid(child, 0)[1]
+fabric.device("near").thaw()
+transfer.wait(20)
+assert peer.alive
+near.read(local, remote, [[0, 0, 4096]]).wait(20)
+stuck.set()
+peer.call("stuck")
+print(os.waitstatus_to_exitcode(status), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_forked_child_is_told_that_the_engine_is_its_parents(use: str) -> None:
+    script = PRELUDE + textwrap.dedent(FORKED).format(use=USES[use])
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=3 * DEADLINE_S, check=False
+    )
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
+
+
+def test_a_forked_child_makes_an_engine_of_its_own() -> None:
+    script = PRELUDE + (
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    with TransferEngine(TransferConfig(drivers=('tcp',))) as a, TransferEngine() as b:\n"
+        "        mine, other = a.allocate(4096), b.allocate(4096)\n"
+        "        a.write(mine, a.import_region(other.descriptor()), [[0, 0, 4096]]).wait(10)\n"
+        "    os._exit(0)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)\n"
+        "os._exit(0)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=3 * DEADLINE_S, check=False
+    )
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
