@@ -210,7 +210,7 @@ def test_memory_of_the_rails_own_node_is_preferred(stack: ExitStack) -> None:
     for index in range(2):
         pair.fabric.device("near", index).slow(bandwidth=1e9)
     pair.local.close()
-    pair.local = pair.near._register(lambda: _on_node(pair, 1), "near-node-1")
+    pair.local = pair.near._register(lambda _: _on_node(pair, 1), "near-node-1")
     for _ in range(2):
         transfer = pair.write()
         transfer.wait(DEADLINE_S)
