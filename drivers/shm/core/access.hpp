@@ -8,8 +8,8 @@
 #include "copy.hpp"
 #include "link.hpp"
 #include "mapping.hpp"
+#include "os.hpp"
 #include "region.hpp"
-#include "status.hpp"
 
 namespace mooncake::shm {
 

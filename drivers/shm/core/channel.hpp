@@ -8,7 +8,6 @@
 
 #include "mooncake_driver.h"
 #include "os.hpp"
-#include "status.hpp"
 
 namespace mooncake::shm {
 

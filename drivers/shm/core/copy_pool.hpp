@@ -13,12 +13,15 @@
 #include <vector>
 
 #include "access.hpp"
-#include "completions.hpp"
 #include "mooncake_driver.h"
 #include "options.hpp"
 #include "region.hpp"
+#include "support/completions.hpp"
 
 namespace mooncake::shm {
+
+using driver::Completion;
+using driver::Completions;
 
 struct Connection;
 struct RemoteRegion;

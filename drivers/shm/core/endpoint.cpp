@@ -13,6 +13,9 @@
 namespace mooncake::shm {
 namespace {
 
+// Some milliseconds of copying: enough for every copy thread, little enough to leave the order to the engine.
+constexpr uint64_t kInFlightBytes = 64 << 20;
+
 // Whether [offset, offset + length) lies in [0, size), for any values.
 bool inside(uint64_t offset, uint64_t length, uint64_t size) {
   return offset <= size && length <= size - offset;
@@ -78,6 +81,17 @@ void Endpoint::close() {
   loop_.stop();
 }
 
+Status Endpoint::caps(mc_caps& caps) const {
+  caps.flags = MC_CAP_SAME_HOST_ONLY;
+  caps.memory_kinds = 1u << MC_DRAM;
+  caps.bandwidth_bytes_per_s = 10'000'000'000;  // one core's memory copy; the engine measures what it gets
+  caps.latency_ns = 1'000;
+  caps.inline_bytes = options_.inline_bytes;
+  caps.in_flight_bytes = kInFlightBytes;
+  caps.in_flight_ops = options_.queue_depth;
+  return {};
+}
+
 Status Endpoint::stats(mc_stats& stats) const {
   completions_.add_to(stats);
   stats.connections = initiator_.open_connections();
@@ -135,26 +149,23 @@ Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
   return {};
 }
 
-Status Endpoint::export_key(mc_handle registered, size_t* length) const {
+Status Endpoint::export_key(mc_handle registered, void*, size_t* length) const {
   if (!regions_.get(registered)) return failed(MC_INVALID, "no memory is registered under this handle");
   *length = 0;  // the owner tells the rest when it is asked
   return {};
 }
 
-Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint8_t* key, mc_handle* remote) {
+Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint8_t* key, uint64_t,
+                            const void*, size_t, mc_handle* remote) {
   std::shared_ptr<Connection> peer = connections_.get(connection);
   if (!peer) return failed(MC_INVALID, "no connection has this handle");
-  Key copied;
-  std::copy(key, key + copied.size(), copied.begin());
-  return name(remotes_.add(initiator_.import(peer, region_id, copied)), remote);
+  return name(remotes_.add(initiator_.import(peer, region_id, driver::key_from(key))), remote);
 }
 
-Status Endpoint::grant(mc_handle registered, const uint8_t* key, uint32_t access, size_t* length) {
+Status Endpoint::grant(mc_handle registered, const uint8_t* key, uint32_t access, void*, size_t* length) {
   std::shared_ptr<Region> region = regions_.get(registered);
   if (!region) return failed(MC_INVALID, "no memory is registered under this handle");
-  Key copied;
-  std::copy(key, key + copied.size(), copied.begin());
-  if (Status status = target_.grant(region, copied, access); !status.ok()) return status;
+  if (Status status = target_.grant(region, driver::key_from(key), access); !status.ok()) return status;
   *length = 0;
   return {};
 }

@@ -5,19 +5,21 @@
 #include <memory>
 #include <vector>
 
-#include "completions.hpp"
 #include "copy_pool.hpp"
-#include "handles.hpp"
 #include "host.hpp"
 #include "initiator.hpp"
 #include "loop.hpp"
 #include "mooncake_driver.h"
 #include "options.hpp"
+#include "os.hpp"
 #include "region.hpp"
-#include "status.hpp"
+#include "support/completions.hpp"
+#include "support/handles.hpp"
 #include "target.hpp"
 
 namespace mooncake::shm {
+
+using driver::HandleTable;
 
 // The methods are the functions of mc_driver_v1, whose promises they keep. Thread-safe.
 class Endpoint {
@@ -30,16 +32,18 @@ class Endpoint {
   bool forked() const { return fork_generation() != generation_; }
   const Options& options() const { return options_; }
 
+  Status caps(mc_caps& caps) const;
   Status stats(mc_stats& stats) const;
   Status export_address(void* blob, size_t* length) const;
   Status connect(const void* address, size_t length, mc_handle* connection);
   void disconnect(mc_handle connection);
   Status register_memory(const mc_memory& memory, mc_handle* registered);
   Status deregister_memory(mc_handle registered, uint64_t deadline_ns);
-  Status export_key(mc_handle registered, size_t* length) const;
-  Status import_key(mc_handle connection, uint64_t region_id, const uint8_t* key, mc_handle* remote);
+  Status export_key(mc_handle registered, void* blob, size_t* length) const;
+  Status import_key(mc_handle connection, uint64_t region_id, const uint8_t* key, uint64_t region_length,
+                    const void* blob, size_t length, mc_handle* remote);
   void release_key(mc_handle remote) { remotes_.take(remote); }
-  Status grant(mc_handle registered, const uint8_t* key, uint32_t access, size_t* length);
+  Status grant(mc_handle registered, const uint8_t* key, uint32_t access, void* blob, size_t* length);
   Status revoke(mc_handle registered, const uint8_t* key, uint64_t deadline_ns);
   Status submit(const mc_op* ops, size_t count, size_t* accepted);
   // When nothing has finished, the caller's time is used to copy a piece of what waits.

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "status.hpp"
+#include "os.hpp"
 
 namespace mooncake::shm {
 

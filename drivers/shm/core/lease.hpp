@@ -7,7 +7,6 @@
 #include <memory>
 
 #include "os.hpp"
-#include "status.hpp"
 
 namespace mooncake::shm {
 

@@ -8,7 +8,6 @@
 #include <memory>
 
 #include "os.hpp"
-#include "status.hpp"
 
 namespace mooncake::shm {
 

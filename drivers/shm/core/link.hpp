@@ -10,7 +10,6 @@
 #include "lease.hpp"
 #include "life.hpp"
 #include "os.hpp"
-#include "status.hpp"
 
 namespace mooncake::shm {
 

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "os.hpp"
-#include "status.hpp"
 
 namespace mooncake::shm {
 

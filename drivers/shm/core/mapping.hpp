@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "status.hpp"
+#include "os.hpp"
 
 namespace mooncake::shm {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "mooncake_driver.h"
-#include "status.hpp"
+#include "os.hpp"
 
 namespace mooncake::shm {
 

@@ -1,7 +1,6 @@
 // Memory of this process that the engine registered.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -11,12 +10,12 @@
 #include "lease.hpp"
 #include "mooncake_driver.h"
 #include "os.hpp"
+#include "support/keys.hpp"
 
 namespace mooncake::shm {
 
-using Key = std::array<uint8_t, MC_KEY_BYTES>;
-
-constexpr uint32_t kAllAccess = MC_ACCESS_READ | MC_ACCESS_WRITE;
+using driver::kAllAccess;
+using driver::Key;
 
 // A key that opens the region, and how far.
 struct RegionKey {

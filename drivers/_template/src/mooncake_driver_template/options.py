@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mooncake_transfer.errors import ConfigError
+from mooncake_transfer.driver_options import as_text, check_limits, checked
 
 __all__ = ["TemplateOptions", "render"]
+
+LIMITS: dict[str, tuple[float, float]] = {"timeout_s": (0.001, 3600)}  # inclusive
 
 
 class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,17 +23,9 @@ class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise ConfigError(f"template option timeout_s is {self.timeout_s}; it must be a positive number")
+        check_limits("template", self, LIMITS)
 
 
 def render(options: Mapping[str, object]) -> dict[str, str]:
     """Check options and turn them into the strings that the compiled core reads. Raises ConfigError."""
-    try:
-        checked = msgspec.convert(dict(options), TemplateOptions)
-    except msgspec.ValidationError as error:
-        known = ", ".join(TemplateOptions.__struct_fields__)
-        raise ConfigError(
-            f"template driver options {dict(options)!r}: {error}; known options: {known}"
-        ) from error
-    return {name: str(value) for name, value in msgspec.structs.asdict(checked).items()}
+    return as_text(checked("template", TemplateOptions, options))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mooncake_transfer.errors import ConfigError
+from mooncake_transfer.driver_options import as_text, check_limits, checked
 
 __all__ = ["ShmOptions", "render"]
 
@@ -46,21 +46,9 @@ class ShmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     allow_other_users: bool = False
 
     def __post_init__(self) -> None:
-        for name, (least, most) in LIMITS.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise ConfigError(f"shm option {name} is {value}; it must be within {least}..{most}")
+        check_limits("shm", self, LIMITS)
 
 
 def render(options: Mapping[str, object]) -> dict[str, str]:
     """Check options and turn them into the strings that the compiled core reads. Raises ConfigError."""
-    try:
-        checked = msgspec.convert(dict(options), ShmOptions)
-    except msgspec.ValidationError as error:
-        known = ", ".join(ShmOptions.__struct_fields__)
-        raise ConfigError(f"shm driver options {dict(options)!r}: {error}; known options: {known}") from error
-    return {name: _text(value) for name, value in msgspec.structs.asdict(checked).items()}
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return as_text(checked("shm", ShmOptions, options))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from mooncake_driver_tcp.interfaces import address_of, interface_of, numa_node_of
+from mooncake_transfer.driver_options import as_text, check_limits, checked
 from mooncake_transfer.errors import ConfigError
 from mooncake_transfer.hooks import EndpointSpec
 
@@ -14,7 +15,7 @@ __all__ = ["TcpOptions", "endpoints", "render"]
 
 MAX_TIMEOUT_MS = 3_600_000
 # Inclusive; the compiled core checks the same limits.
-LIMITS: dict[str, tuple[int, int]] = {
+LIMITS: dict[str, tuple[float, float]] = {
     "port_min": (0, 65535),
     "port_max": (0, 65535),
     "connections": (1, 64),
@@ -90,10 +91,7 @@ class TcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(
                 f"tcp options for TLS: only {', '.join(given)} given; all of {TLS_FILES} needed"
             )
-        for name, (least, most) in LIMITS.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise ConfigError(f"tcp option {name} is {value}; it must be within {least}..{most}")
+        check_limits("tcp", self, LIMITS)
         if self.port_max and not 1 <= self.port_min <= self.port_max:
             raise ConfigError(
                 f"tcp options port_min={self.port_min}, port_max={self.port_max} are no range; "
@@ -103,19 +101,19 @@ class TcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def render(options: Mapping[str, object]) -> dict[str, str]:
     """Check options and turn them into the strings of one endpoint. Raises ConfigError."""
-    return _text(_checked(options))
+    return _text(checked("tcp", TcpOptions, options))
 
 
 def endpoints(options: Mapping[str, object]) -> list[EndpointSpec]:
     """Check options and describe the endpoints, one for each host or interface. Raises ConfigError."""
-    checked = _checked(options)
-    hosts = [(host, host) for host in _listed(checked.hosts)]
-    hosts += [(address_of(name), name) for name in _listed(checked.interfaces)]
+    wanted = checked("tcp", TcpOptions, options)
+    hosts = [(host, host) for host in _listed(wanted.hosts)]
+    hosts += [(address_of(name), name) for name in _listed(wanted.interfaces)]
     if not hosts:
-        return [EndpointSpec("", _text(checked), numa_node_of(interface_of(checked.host)))]
+        return [EndpointSpec("", _text(wanted), numa_node_of(interface_of(wanted.host)))]
     return [
         EndpointSpec(
-            device, _text(msgspec.structs.replace(checked, host=host)), numa_node_of(interface_of(host))
+            device, _text(msgspec.structs.replace(wanted, host=host)), numa_node_of(interface_of(host))
         )
         for host, device in hosts
     ]
@@ -125,14 +123,5 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")] if text else []
 
 
-def _checked(options: Mapping[str, object]) -> TcpOptions:
-    try:
-        return msgspec.convert(dict(options), TcpOptions)
-    except msgspec.ValidationError as error:
-        known = ", ".join(TcpOptions.__struct_fields__)
-        raise ConfigError(f"tcp driver options {dict(options)!r}: {error}; known options: {known}") from error
-
-
-def _text(checked: TcpOptions) -> dict[str, str]:
-    plain = msgspec.structs.asdict(checked)
-    return {name: str(value) for name, value in plain.items() if name not in ("hosts", "interfaces")}
+def _text(options: TcpOptions) -> dict[str, str]:
+    return as_text(options, without=("hosts", "interfaces"))

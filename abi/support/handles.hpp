@@ -1,4 +1,4 @@
-// The engine's handles for objects of an endpoint.
+// The handles of the ABI: what the engine holds in place of a driver's objects.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 #include "mooncake_driver.h"
 
-namespace mooncake::shm {
+namespace mooncake::driver {
 
 // Never 0 and never given twice in a process, over all tables.
 inline uint64_t new_serial() {
@@ -95,4 +95,4 @@ class HandleTable {
   std::vector<uint32_t> free_;
 };
 
-}  // namespace mooncake::shm
+}  // namespace mooncake::driver

@@ -1,29 +1,86 @@
-#include "completions.hpp"
+// Finished operations on their way to the engine.
+#pragma once
 
 #include <sys/eventfd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cassert>
 #include <cerrno>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
-namespace mooncake::shm {
+#include "mooncake_driver.h"
+#include "os.hpp"
+#include "status.hpp"
 
-Status Completions::open() {
+namespace mooncake::driver {
+
+struct Completion {
+  uint64_t cookie = 0;
+  uint64_t bytes = 0;
+  mc_opcode opcode = MC_READ;
+  mc_status code = MC_OK;
+  std::unique_ptr<std::string> reason;  // null when code is MC_OK
+
+  void fail(const Status& status) {
+    code = status.code;
+    reason = std::make_unique<std::string>(status.reason);
+  }
+};
+
+// Thread-safe. Counts what is on its way, so that a submitter that never polls is told to.
+class Completions {
+ public:
+  explicit Completions(size_t depth) : depth_(depth) {}
+
+  Status open();
+
+  // How many of `wanted` operations there is room for; each of them must be pushed once.
+  size_t reserve(size_t wanted);
+  void push(std::span<Completion> finished);
+
+  size_t poll(mc_completion* out, size_t capacity);
+  // False when completions wait already. Otherwise the descriptor becomes readable with the next one.
+  bool arm();
+  int event_fd() const { return event_.get(); }
+  void add_to(mc_stats& stats) const;
+
+ private:
+  const size_t depth_;
+  UniqueFd event_;
+  std::atomic<size_t> outstanding_{0};  // accepted and not polled
+  std::atomic<size_t> waiting_{0};      // finished and not polled; changes under the lock only
+  mutable std::mutex mutex_;
+  // From `head_` on. It begins at the front again whenever it is empty, which keeps it in the cache.
+  std::vector<Completion> finished_;
+  size_t head_ = 0;
+  bool armed_ = false;
+  bool signalled_ = false;
+  mc_stats totals_{};
+};
+
+inline Status Completions::open() {
   event_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!event_.valid()) return system_failure(MC_IO, "cannot create the completion descriptor", errno);
   return {};
 }
 
-size_t Completions::reserve(size_t wanted) {
+inline size_t Completions::reserve(size_t wanted) {
   size_t before = outstanding_.fetch_add(wanted, std::memory_order_relaxed);
   size_t taken = before >= depth_ ? 0 : std::min(wanted, depth_ - before);
   if (taken < wanted) outstanding_.fetch_sub(wanted - taken, std::memory_order_relaxed);
   return taken;
 }
 
-void Completions::push(std::span<Completion> finished) {
+inline void Completions::push(std::span<Completion> finished) {
   if (finished.empty()) return;
   std::lock_guard lock(mutex_);
   for (Completion& item : finished) {
@@ -40,7 +97,7 @@ void Completions::push(std::span<Completion> finished) {
   }
 }
 
-size_t Completions::poll(mc_completion* out, size_t capacity) {
+inline size_t Completions::poll(mc_completion* out, size_t capacity) {
   if (waiting_.load(std::memory_order_acquire) == 0) return 0;
   std::lock_guard lock(mutex_);
   size_t count = std::min(capacity, finished_.size() - head_);
@@ -68,7 +125,7 @@ size_t Completions::poll(mc_completion* out, size_t capacity) {
   return count;
 }
 
-bool Completions::arm() {
+inline bool Completions::arm() {
   std::lock_guard lock(mutex_);
   if (finished_.size() > head_) return false;
   if (std::exchange(signalled_, false)) {
@@ -79,7 +136,7 @@ bool Completions::arm() {
   return true;
 }
 
-void Completions::add_to(mc_stats& stats) const {
+inline void Completions::add_to(mc_stats& stats) const {
   std::lock_guard lock(mutex_);
   stats.ops = totals_.ops;
   stats.bytes_read = totals_.bytes_read;
@@ -87,4 +144,4 @@ void Completions::add_to(mc_stats& stats) const {
   stats.errors = totals_.errors;
 }
 
-}  // namespace mooncake::shm
+}  // namespace mooncake::driver
