@@ -11,7 +11,7 @@
  *  - It may be called from any thread, also at the same time as others on the same endpoint, except that a
  * handle is never used during or after the call that gives it back.
  *  - It never blocks on a peer. What needs a round trip (connecting, checking a key) starts in the
- * background, and operations that depend on it wait inside the driver. The two calls that may wait say so and
+ * background, and operations that depend on it wait inside the driver. The calls that may wait say so and
  * take a deadline.
  *  - Deadlines are absolute CLOCK_MONOTONIC nanoseconds.
  *  - After a call that failed, last_error() on the same thread tells why, in a sentence for people.
@@ -19,8 +19,22 @@
  * MC_UNREACHABLE, and the next operation submitted makes the driver try to connect anew. A peer that was
  * restarted at the same address refuses old keys (MC_REFUSED) or is MC_UNREACHABLE; it is never written to.
  *
+ * Late writes
+ *  A write that completes with MC_OK is visible at the target. One that completes with anything else is over
+ * for the initiator, but what it put on its way may reach the target's memory yet. Two rules keep such bytes
+ * off those of later writes:
+ *  - Within a connection the driver sees to it: none lands after a later write of the same connection was
+ * reported as MC_OK.
+ *  - Across connections (other endpoints, other drivers) the engine does, with late_writes() and fence(). As
+ * long as late_writes() names something for a connection, the engine gives no write to another connection
+ * that leads to the same peer. When that lasts, it carries the token to the peer's engine, which calls
+ * fence() of the endpoint that the connection leads to, and goes on once that says MC_OK. Where both
+ * functions are NULL the driver promises that nothing of a write lands once its completion is out, whatever
+ * its status: so it is where threads of the initiator do the copying. No driver has just one.
+ *
  * Versions: abi_major must be equal. Within a major, structs only grow at their end; both sides compare
- * struct_size (or abi_minor) before they touch a later member. Members marked 1.1 came with minor 1.
+ * struct_size (or abi_minor) before they touch a later member. Members marked 1.1 or 1.2 came with that
+ * minor.
  */
 #ifndef MOONCAKE_DRIVER_H
 #define MOONCAKE_DRIVER_H
@@ -33,7 +47,7 @@ extern "C" {
 #endif
 
 #define MC_ABI_MAJOR 1u
-#define MC_ABI_MINOR 1u
+#define MC_ABI_MINOR 2u
 #define MC_DRIVER_CAPSULE "mooncake.driver.v1"
 #define MC_KEY_BYTES 16   /* access key of a region: random, new for each registration */
 #define MC_BLOB_MAX 1024  /* largest address or key blob a driver may export */
@@ -48,10 +62,9 @@ typedef enum mc_status {
   MC_UNSUPPORTED = 3, /* this driver cannot do it; another one may */
   MC_NO_MEMORY = 4,
   MC_UNREACHABLE = 5, /* the peer does not answer or has gone away; the operation may or may not have been
-                         applied, but as for MC_CANCELLED: never after a later one */
+                         applied, or may be yet: see "Late writes" */
   MC_REFUSED = 6,     /* the target refused: unknown region, wrong key, or outside the region */
-  MC_CANCELLED = 7,   /* bytes of a write may land late: the driver orders or fences them, so that none lands
-                         after a later write of the same connection was reported as MC_OK */
+  MC_CANCELLED = 7,   /* bytes of a write may land yet: see "Late writes" */
   MC_TIMEOUT = 8,
   MC_IO = 9,     /* the operating system or the device reported an error */
   MC_CLOSED = 10 /* the endpoint or connection is closed on this side */
@@ -209,6 +222,22 @@ struct mc_driver_v1 {
    * queued before them is done, and work queued after them starts when they are. */
   mc_status (*submit_on_stream)(mc_handle endpoint, void* stream, const mc_op* ops, size_t count,
                                 size_t* accepted);
+
+  /* ---- 1.2; see "Late writes"; both NULL where nothing of a write lands once its completion is out */
+
+  /* At the initiator: what may still carry bytes of writes of this connection whose completions are out, as a
+   * token for the peer's fence(). `*length` is the capacity on entry (MC_BLOB_MAX), the size on return; 0:
+   * nothing of them can land any more. Cheap, and never waits: the engine asks again and again while other
+   * writes are held up. What was under way when fence() took the token away fails like any operation of a
+   * broken connection (MC_UNREACHABLE). */
+  mc_status (*late_writes)(mc_handle endpoint, mc_handle connection, void* token, size_t* length);
+  /* At the target: ends what the token names (sessions, queue pairs; where nothing else stops a one-sided
+   * write, the endpoint or the keys it uses), and returns MC_OK once nothing of it can be applied any more,
+   * now or later; waits at most until the deadline (MC_TIMEOUT: it may not be so, and the call may be
+   * repeated). What the token names may be gone already, or was never there: then it is MC_OK at once. The
+   * initiator may have disconnected meanwhile. New connections of the same peer work, also while the call
+   * waits. The token comes from the network: MC_INVALID when it is malformed. */
+  mc_status (*fence)(mc_handle endpoint, const void* token, size_t length, uint64_t deadline_ns);
 };
 
 #ifdef __cplusplus

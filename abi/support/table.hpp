@@ -252,6 +252,20 @@ class Table {
     });
   }
 
+  static mc_status late_writes(mc_handle handle, mc_handle connection, void* token, size_t* length) {
+    return with(handle, [&](Endpoint& endpoint) {
+      if (token == nullptr || length == nullptr) return missing("token or length");
+      return endpoint.late_writes(connection, token, length);
+    });
+  }
+
+  static mc_status fence(mc_handle handle, const void* token, size_t length, uint64_t deadline_ns) {
+    return with(handle, [&](Endpoint& endpoint) {
+      if (token == nullptr) return missing("token");
+      return endpoint.fence(token, length, deadline_ns);
+    });
+  }
+
   static mc_driver_v1 describe(const char* name) {
     mc_driver_v1 table{};
     table.abi_major = MC_ABI_MAJOR;
@@ -280,6 +294,10 @@ class Table {
     table.revoke = revoke;
     if constexpr (requires(Endpoint& endpoint) { &Endpoint::submit_on_stream; })
       table.submit_on_stream = submit_on_stream;
+    if constexpr (requires(Endpoint& endpoint) { &Endpoint::late_writes; }) {
+      table.late_writes = late_writes;
+      table.fence = fence;
+    }
     return table;
   }
 };

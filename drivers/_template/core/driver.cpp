@@ -314,6 +314,8 @@ const mc_driver_v1* driver_table() {
       .grant = grant,
       .revoke = revoke,
       .submit_on_stream = nullptr,  // host memory follows no device stream
+      .late_writes = nullptr,
+      .fence = nullptr,
   };
   return &table;
 }

@@ -222,6 +222,8 @@ constexpr mc_driver_v1 kTable = {
     .grant = grant,
     .revoke = revoke,
     .submit_on_stream = nullptr,
+    .late_writes = nullptr,
+    .fence = nullptr,
 };
 
 }  // namespace

@@ -320,6 +320,8 @@ const mc_driver_v1* driver_table(const std::string& name) {
         .grant = grant,
         .revoke = revoke,
         .submit_on_stream = submit_on_stream,
+        .late_writes = nullptr,  // an operation that ended moves nothing
+        .fence = nullptr,
     };
   }
   return &entry->second;
