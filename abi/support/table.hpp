@@ -3,32 +3,20 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <memory>
-#include <new>
-#include <string>
 
-#include "handles.hpp"
+#include "calls.hpp"
 #include "mooncake_driver.h"
 #include "status.hpp"
 
 namespace mooncake::driver {
-
-// For exported blobs: `*length` is the capacity on entry and the size on return.
-inline Status copy_out(const void* bytes, size_t size, void* blob, size_t* length) {
-  if (*length < size)
-    return failed(MC_INVALID, "the buffer is smaller than " + std::to_string(size) + " bytes");
-  std::memcpy(blob, bytes, size);
-  *length = size;
-  return {};
-}
 
 // `Endpoint` has a static open(options, count, &shared_ptr), close(), forked(), and a method for each
 // function of mc_driver_v1, whose promises it keeps: the same parameters without the endpoint's handle,
 // references for what is not null, a Status for an mc_status (poll: how many; arm: whether nothing waits).
 // What it leaves out of the later minors is null in the table.
 template <class Endpoint>
-class Table {
+class Table : private Calls<Endpoint> {
  public:
   static const mc_driver_v1* make(const char* name) {
     static const mc_driver_v1 table = describe(name);
@@ -36,59 +24,12 @@ class Table {
   }
 
  private:
-  // Never destroyed: the engine may call until the process ends, after static destructors have run.
-  static HandleTable<Endpoint>& endpoints() {
-    static auto* table = new HandleTable<Endpoint>;
-    return *table;
-  }
-
-  static std::string& last_reason() {
-    thread_local std::string reason;
-    return reason;
-  }
-
-  // No exception may cross the ABI.
-  template <class Body>
-  static mc_status guarded(Body&& body) noexcept {
-    try {
-      Status status = body();
-      if (!status.ok()) last_reason() = std::move(status.reason);
-      return status.code;
-    } catch (const std::bad_alloc&) {
-      last_reason() = "out of memory";  // short enough to need none
-      return MC_NO_MEMORY;
-    } catch (const std::exception& error) {
-      try {
-        last_reason() = error.what();
-      } catch (...) {  // no memory for the words either
-        last_reason().clear();
-      }
-      return MC_IO;
-    }
-  }
-
-  // The pointer holds until close(), which by contract no call overlaps.
-  static Status find(mc_handle handle, Endpoint*& endpoint) {
-    const std::shared_ptr<Endpoint>* found = endpoints().find(handle);
-    if (found == nullptr) return failed(MC_INVALID, "no endpoint has this handle");
-    if ((*found)->forked())
-      return failed(MC_CLOSED, "the endpoint belongs to the parent of this forked process; open one here");
-    endpoint = found->get();
-    return {};
-  }
-
-  template <class Body>
-  static mc_status with(mc_handle handle, Body&& body) noexcept {
-    return guarded([&] {
-      Endpoint* endpoint = nullptr;
-      if (Status status = find(handle, endpoint); !status.ok()) return status;
-      return body(*endpoint);
-    });
-  }
-
-  static Status missing(const char* what) {
-    return failed(MC_INVALID, std::string("argument ") + what + " is null");
-  }
+  using Calls<Endpoint>::endpoints;
+  using Calls<Endpoint>::find;
+  using Calls<Endpoint>::guarded;
+  using Calls<Endpoint>::last_reason;
+  using Calls<Endpoint>::missing;
+  using Calls<Endpoint>::with;
 
   static mc_status open(const mc_option* options, size_t count, mc_handle* endpoint) {
     return guarded([&] {
