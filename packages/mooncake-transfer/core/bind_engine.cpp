@@ -170,6 +170,8 @@ const char* kind_of(Notice::Kind kind) {
       return "breaker opened";
     case Notice::Kind::kRailRecovered:
       return "rail recovered";
+    case Notice::Kind::kDriverFault:
+      return "driver fault";
     default:
       return "held";
   }
@@ -199,6 +201,7 @@ nb::dict stats(const Engine& engine) {
     row["bytes_written"] = stats.bytes_written;
     row["errors"] = stats.errors;
     row["refused"] = stats.refused;
+    row["faults"] = endpoint->faults.load();
     result[endpoint->label().c_str()] = row;
   }
   return result;

@@ -8,7 +8,6 @@ namespace mooncake {
 
 namespace {
 
-constexpr size_t kSlab = 256;                // slices allocated at once
 constexpr size_t kTurnSlices = 16;           // of one transfer before the next one's turn ...
 constexpr uint64_t kTurnBytes = 4u << 20;    // ... or so many bytes
 constexpr uint64_t kProbeBytes = 64u << 10;  // a slow rail shall not hold up a transfer by much
@@ -18,6 +17,17 @@ constexpr uint64_t kStallNs = 1'000'000;
 bool may_go_elsewhere(Code code) {
   return code == Code::kUnreachable || code == Code::kUnsupported || code == Code::kIo ||
          code == Code::kNoMemory || code == Code::kClosed;
+}
+
+// Of a completion that is not a plain success.
+Status outcome(const mc_completion& completion, uint64_t length) {
+  if (completion.status == MC_OK) {
+    return Status::error(Code::kIo, "the driver says that it is done, yet that " +
+                                        std::to_string(completion.bytes) + " of " + std::to_string(length) +
+                                        " bytes were moved");
+  }
+  std::string reason = readable(completion.reason, MC_REASON_MAX);
+  return Status::error(code_of(completion.status), reason.empty() ? "no reason given" : reason);
 }
 
 constexpr uint64_t bit(size_t rail) { return uint64_t{1} << rail; }
@@ -418,19 +428,8 @@ uint64_t Engine::slice_limit(const Transfer& t, const Rail& way, bool probe, uin
 // ---- slices
 
 Slice* Engine::new_slice(Transfer& t) {
-  if (free_ == nullptr) {
-    slabs_.push_back(std::make_unique<Slice[]>(kSlab));
-    for (size_t i = 0; i < kSlab; ++i) {
-      slabs_.back()[i].next = free_;
-      free_ = &slabs_.back()[i];
-    }
-  }
-  Slice* slice = std::exchange(free_, free_->next);
+  Slice* slice = &slices_.take();
   slice->transfer = &t;
-  slice->attempts = 0;
-  slice->tried = 0;
-  slice->not_before_ns = 0;
-  slice->op.cookie = reinterpret_cast<uint64_t>(slice);
   slice->previous = nullptr;
   slice->next = t.slices;
   if (t.slices != nullptr) t.slices->previous = slice;
@@ -443,10 +442,7 @@ void Engine::free_slice(Slice& slice) {
   Transfer& t = *slice.transfer;
   (slice.previous != nullptr ? slice.previous->next : t.slices) = slice.next;
   if (slice.next != nullptr) slice.next->previous = slice.previous;
-  slice.transfer = nullptr;
-  slice.with_driver = false;
-  slice.next = free_;
-  free_ = &slice;
+  slices_.give_back(slice);
 }
 
 bool Engine::place(Slice& slice, size_t rail, Batch& batch) {
@@ -467,6 +463,7 @@ bool Engine::place(Slice& slice, size_t rail, Batch& batch) {
   slice.op.local = t.local->handles[way.endpoint];
   slice.queued = way.begin(slice.op.length);
   slice.with_driver = true;
+  slices_.issue(slice, way.endpoint);
   batch.endpoint = way.endpoint;
   batch.stream = t.options.stream;
   batch.ops[batch.count] = slice.op;
@@ -485,6 +482,7 @@ void Engine::submit(Batch& batch) {
     if (!status.ok()) {
       // The driver refuses this operation, not those behind it.
       Slice& slice = *batch.slices[begin++];
+      SliceTable::withdraw(slice);
       Peer& peer = *slice.transfer->remote->peer();
       peer.rails()[slice.rail]->end(slice.op.length);
       Slice* ended = &slice;
@@ -498,6 +496,7 @@ void Engine::submit(Batch& batch) {
       Peer& peer = *slice.transfer->remote->peer();
       peer.rails()[slice.rail]->end(slice.op.length);
       slice.with_driver = false;
+      SliceTable::withdraw(slice);
       slice.tried &= ~bit(slice.rail);
       peer.queue.retries.push_front(&slice);
       unready(peer);
@@ -519,23 +518,29 @@ void Engine::submit(Batch& batch) {
 
 // ---- completions
 
-void Engine::on_completions(const mc_completion* completions, size_t count) {
+void Engine::on_completions(size_t endpoint, const mc_completion* completions, size_t count) {
   uint64_t now = now_ns();
   Slice* ended[kBatch];
   size_t n = 0;
   for (size_t i = 0; i < count; ++i) {
     const mc_completion& completion = completions[i];
-    Slice& slice = *reinterpret_cast<Slice*>(completion.cookie);
+    Slice* named = slices_.redeem(completion.cookie, endpoint);
+    if (named == nullptr) {
+      accuse(endpoint, "completed an operation that it does not have (cookie " +
+                           std::to_string(completion.cookie) + ")");
+      continue;
+    }
+    Slice& slice = *named;
     Transfer& t = *slice.transfer;
     Rail& way = *t.remote->peer()->rails()[slice.rail];
     way.end(slice.op.length);
-    if (completion.status == MC_OK) {
+    if (completion.status == MC_OK && completion.bytes == slice.op.length) {
       t.moved(slice.rail, slice.op.length);
       uint64_t elapsed = now > slice.submitted_ns ? now - slice.submitted_ns : 0;
       if (way.succeeded(slice.op.length, slice.queued, elapsed))
         notices_->push({Notice::Kind::kRailRecovered, t.remote->peer()->label(), way.label, {}, {}, nullptr});
       ended[n++] = &slice;
-    } else if (!on_failure(slice, Status::error(code_of(completion.status), completion.reason))) {
+    } else if (!on_failure(slice, outcome(completion, slice.op.length))) {
       ended[n++] = &slice;
     }
     if (n == kBatch) {
@@ -544,6 +549,12 @@ void Engine::on_completions(const mc_completion* completions, size_t count) {
     }
   }
   settle(ended, n, now);
+}
+
+void Engine::accuse(size_t endpoint, const std::string& of) {
+  Endpoint& driver = *(*endpoints_)[endpoint];
+  if (driver.faults.fetch_add(1) == 0)
+    notices_->push({Notice::Kind::kDriverFault, {}, driver.label(), {}, of, nullptr});
 }
 
 void Engine::settle(Slice* const* slices, size_t count, uint64_t now) {

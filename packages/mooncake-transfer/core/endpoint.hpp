@@ -15,6 +15,10 @@
 
 namespace mooncake {
 
+// What a driver says, at most `capacity` bytes of it, as text that can be shown: where it is not UTF-8, only
+// its ASCII is kept.
+std::string readable(const char* said, size_t capacity);
+
 class Endpoint {
  public:
   using Options = std::vector<std::pair<std::string, std::string>>;
@@ -69,6 +73,7 @@ class Endpoint {
   int event_fd();
 
   std::atomic<uint64_t> outstanding{0};  // operations accepted and not yet completed
+  std::atomic<uint64_t> faults{0};       // how often the driver did what its contract forbids
 
  private:
   Status status_of(mc_status status) const;
@@ -77,6 +82,12 @@ class Endpoint {
   bool has(Member mc_driver_v1::* member) const;
   template <typename Call>
   Status guarded(Call&& call);
+  template <typename Call>
+  Status guarded_handle(const char* call, mc_handle* handle, Call&& make);
+  template <typename Call>
+  Status guarded_blob(const char* call, std::string* blob, Call&& fill);
+  // Counts it, and says it.
+  Status fault(const std::string& what);
 
   const mc_driver_v1* table_;
   std::string name_;

@@ -20,6 +20,7 @@
 #include "forks.hpp"
 #include "notice.hpp"
 #include "numa.hpp"
+#include "slices.hpp"
 #include "spin.hpp"
 #include "transfer.hpp"
 
@@ -138,7 +139,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void settle(Slice* const* slices, size_t count, uint64_t now_ns);
   void end(Transfer& transfer, uint64_t now_ns);
   void finish(Transfer& transfer, uint64_t now_ns);
-  void on_completions(const mc_completion* completions, size_t count);
+  void on_completions(size_t endpoint, const mc_completion* completions, size_t count);
+  // The driver broke its contract: counted, and told once.
+  void accuse(size_t endpoint, const std::string& of);
   // True when the slice will be tried again; otherwise it is to be settled.
   bool on_failure(Slice& slice, Status status);
   bool reroute(Slice& slice, Code code);   // (m)
@@ -165,8 +168,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Transfer* active_ = nullptr;
   std::set<std::pair<uint64_t, Peer*>> ready_;  // peers with work and room, the most urgent first
   std::vector<std::shared_ptr<Peer>> stalled_;  // a driver's own queue was full
-  std::deque<std::unique_ptr<Slice[]>> slabs_;
-  Slice* free_ = nullptr;
+  SliceTable slices_;
   std::set<std::pair<uint64_t, Transfer*>> deadlines_;
   std::vector<std::weak_ptr<Peer>> peers_;
   std::vector<std::shared_ptr<Transfer>> graveyard_;  // ended by close() while threads may still look at them

@@ -14,7 +14,7 @@
 namespace mooncake {
 
 struct Notice {
-  enum class Kind { kRailFailed, kBreakerOpened, kRailRecovered, kHeld };
+  enum class Kind { kRailFailed, kBreakerOpened, kRailRecovered, kDriverFault, kHeld };
   Kind kind;
   std::string peer;
   std::string rail;

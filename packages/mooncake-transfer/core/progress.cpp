@@ -39,10 +39,11 @@ timespec duration(uint64_t until_ns) {
 
 size_t Engine::poll(bool wait_for_turn) {
   size_t total = 0;
-  for (auto& endpoint : *endpoints_) {
-    if (endpoint->outstanding == 0) continue;
-    total += endpoint->poll(wait_for_turn, [this](const mc_completion* completions, size_t count) {
-      on_completions(completions, count);
+  for (size_t e = 0; e < endpoints_->size(); ++e) {
+    Endpoint& endpoint = *(*endpoints_)[e];
+    if (endpoint.outstanding == 0) continue;
+    total += endpoint.poll(wait_for_turn, [this, e](const mc_completion* completions, size_t count) {
+      on_completions(e, completions, count);
     });
   }
   return total;

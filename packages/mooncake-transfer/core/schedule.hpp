@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -15,7 +16,7 @@ class Transfer;
 enum class Priority : uint8_t { kHigh = 0, kNormal = 1, kLow = 2 };
 constexpr size_t kPriorities = 3;
 
-// A part of a transfer that is, or soon will be, with a driver. Its address is the operation's cookie.
+// A part of a transfer that is, or soon will be, with a driver.
 struct Slice {
   Transfer* transfer = nullptr;
   mc_op op{};
@@ -26,6 +27,12 @@ struct Slice {
   uint64_t submitted_ns = 0;
   uint64_t not_before_ns = 0;
   bool with_driver = false;
+  // Of the slice table: its place there, the cookie that a driver may complete now (0: none), and which
+  // driver.
+  uint32_t index = 0;
+  uint32_t submission = 0;
+  uint32_t endpoint = 0;
+  std::atomic<uint64_t> ticket{0};
   // Neighbours in the transfer's list of slices; `next` also links free ones.
   Slice* previous = nullptr;
   Slice* next = nullptr;

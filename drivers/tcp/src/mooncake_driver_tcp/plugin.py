@@ -39,6 +39,7 @@ def mooncake_transfer_drivers() -> list[DriverInfo]:
             probe=probe,
             load=load,
             options=render,
+            trusted_probe=True,
             network=True,
             endpoints=endpoints,
         )

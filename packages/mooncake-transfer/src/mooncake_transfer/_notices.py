@@ -13,7 +13,12 @@ POLL_S = 1.0
 
 log = logging.getLogger("mooncake_transfer.rails")
 
-LEVELS = {"rail failed": logging.WARNING, "breaker opened": logging.ERROR, "rail recovered": logging.INFO}
+LEVELS = {
+    "rail failed": logging.WARNING,
+    "breaker opened": logging.ERROR,
+    "rail recovered": logging.INFO,
+    "driver fault": logging.ERROR,
+}
 
 
 class NoticeReader:
@@ -49,10 +54,10 @@ class NoticeReader:
                 continue
             log.log(
                 LEVELS[kind],
-                "%s: %s to %s%s%s",
+                "%s: %s%s%s%s",
                 kind,
                 rail,
-                peer,
+                f" to {peer}" if peer else "",
                 f", region {region!r}" if region else "",
                 f": {text}" if text else "",
                 extra={"event": kind, "peer": peer, "rail": rail, "region": region},

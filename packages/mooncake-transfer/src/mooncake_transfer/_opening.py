@@ -12,6 +12,7 @@ from mooncake_transfer._placing import place_devices
 from mooncake_transfer.config import TransferConfig
 from mooncake_transfer.drivers import DriverStatus, select_drivers
 from mooncake_transfer.hooks import DriverInfo, EndpointSpec
+from mooncake_transfer.plugins import driver_plugins
 from mooncake_transfer.tls import driver_options
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ def open_drivers(core: CoreEngine, config: TransferConfig) -> dict[str, DriverSt
     Raises ConfigError for options of drivers that are not there, DriverUnavailable when a driver that was
     asked for does not start, or none does.
     """
-    installed = [info.name for info, _ in select_drivers(None)]
+    installed = [info.name for info in driver_plugins().drivers()]
     for name in config.driver_options:
         if name not in installed:
             near = difflib.get_close_matches(name, installed, 1, 0.5)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import logging
+import os
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mooncake_transfer._errors import DriverUnavailable
+from mooncake_transfer._probing import Question, probe_apart, probe_here
 from mooncake_transfer.hooks import Available, DriverInfo, Unavailable
 from mooncake_transfer.plugins import driver_plugins
 
 __all__ = ["DriverStatus", "probe_drivers", "select_drivers"]
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +27,61 @@ class DriverStatus:
     reason: str = ""
 
 
-def _probe(info: DriverInfo) -> DriverStatus:
-    try:
-        found = info.probe()
-    except Exception as error:  # a third party's probe: its failure is the reason that is shown
-        log.exception("probe of driver %s failed", info.name, extra={"driver": info.name})
-        found = Unavailable(f"its probe failed: {type(error).__name__}: {error}")
-    if isinstance(found, Available):
-        return DriverStatus(info.name, info.priority, True, devices=found.devices)
-    return DriverStatus(info.name, info.priority, False, reason=found.reason)
+class _Verdicts:
+    """What probes in a process of their own said. It is asked for again after ``AGE_S`` seconds."""
+
+    AGE_S = 60.0
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[Question, tuple[float, Available | Unavailable]] = {}
+
+    def of(self, questions: Sequence[Question]) -> dict[str, Available | Unavailable]:
+        with self._lock:
+            old = time.monotonic() - self.AGE_S
+            asked = [q for q in questions if q not in self._known or self._known[q][0] < old]
+            verdicts = probe_apart(asked)
+            now = time.monotonic()
+            self._known.update({q: (now, verdicts[q.driver]) for q in asked})
+            return {q.driver: self._known[q][1] for q in questions}
+
+
+_verdicts = _Verdicts()
+
+
+def _forget() -> None:
+    # Another thread of the parent may have held its lock for ever.
+    global _verdicts
+    _verdicts = _Verdicts()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _probe(described: Sequence[tuple[str | None, DriverInfo]]) -> list[DriverStatus]:
+    foreign = [
+        Question(info.name, origin)
+        for origin, info in described
+        if origin is not None and not info.trusted_probe
+    ]
+    apart = _verdicts.of(foreign)
+    statuses = []
+    for _, info in described:
+        found = apart[info.name] if info.name in apart else probe_here(info)
+        if isinstance(found, Available):
+            statuses.append(DriverStatus(info.name, info.priority, True, devices=found.devices))
+        else:
+            statuses.append(DriverStatus(info.name, info.priority, False, reason=found.reason))
+    return statuses
 
 
 def probe_drivers() -> list[DriverStatus]:
-    """Probe every installed driver, highest priority first."""
-    return [_probe(info) for info in driver_plugins().drivers()]
+    """Probe every installed driver, highest priority first.
+
+    A probe that is not ``trusted_probe`` runs in a process of its own, with a deadline, and its answer holds
+    for a minute.
+    """
+    return _probe(driver_plugins().driver_origins())
 
 
 def select_drivers(wanted: Sequence[str] | None) -> list[tuple[DriverInfo, DriverStatus]]:
@@ -48,15 +90,15 @@ def select_drivers(wanted: Sequence[str] | None) -> list[tuple[DriverInfo, Drive
     With ``wanted`` None: every installed driver (unusable ones are returned with their reason).
     Raises DriverUnavailable when a driver named in ``wanted`` is not installed or not usable.
     """
-    installed = {info.name: info for info in driver_plugins().drivers()}
+    installed = {info.name: (origin, info) for origin, info in driver_plugins().driver_origins()}
     for name in wanted or ():
         if name not in installed:
             raise DriverUnavailable(
                 f"driver {name!r} is not installed (found: {sorted(installed) or 'none'}); "
                 f"try `pip install mooncake-driver-{name}`; `mooncake doctor` shows what failed to load"
             )
-    asked_for = [info for info in installed.values() if wanted is None or info.name in wanted]
-    chosen = [(info, _probe(info)) for info in asked_for]
+    asked_for = [entry for name, entry in installed.items() if wanted is None or name in wanted]
+    chosen = [(info, status) for (_, info), status in zip(asked_for, _probe(asked_for), strict=True)]
     for info, status in chosen:
         if wanted is not None and not status.usable:
             raise DriverUnavailable(f"driver {info.name!r} cannot be used here: {status.reason}")

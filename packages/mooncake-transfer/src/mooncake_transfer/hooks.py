@@ -82,6 +82,9 @@ class DriverInfo:
         load: returns the PyCapsule with the C function table; called once, after a good probe.
         options: checks the user's options (raises ConfigError) and renders them as strings for its core.
         network: it listens on the network: its ``host`` option is the engine's host unless the user sets it.
+        trusted_probe: the probe only looks, in files and in this process: it loads no foreign code and cannot
+            crash or hang. Others run in a process of their own, with a deadline, which costs a quarter of a
+            second when the first engine starts.
         endpoints: turns the user's options (raises ConfigError) into the endpoints to open, one or more;
             None: one, with what ``options`` renders.
     """
@@ -93,6 +96,7 @@ class DriverInfo:
     load: Callable[[], object]
     options: Callable[[Mapping[str, object]], Mapping[str, str]] = _no_options
     network: bool = False
+    trusted_probe: bool = False
     endpoints: Callable[[Mapping[str, object]], Sequence[EndpointSpec]] | None = None
 
 

@@ -40,25 +40,37 @@ class Plugins:
 
     manager: pluggy.PluginManager
     broken: list[BrokenPlugin] = field(default_factory=list)
+    values: dict[str, str] = field(default_factory=dict)  # "module:attribute" of each from an entry point
 
     def drivers(self) -> list[DriverInfo]:
         """Every driver described by a working plugin, highest priority first, then by name."""
+        return [info for _, info in self.driver_origins()]
+
+    def driver_origins(self) -> list[tuple[str | None, DriverInfo]]:
+        """The same, each with the value of its entry point, by which another process can import it too.
+
+        None where the plugin was registered by this process and not by an entry point.
+        """
         found = self._unique("driver", "mooncake_transfer_drivers", DriverInfo, lambda info: info.name)
-        return sorted(found, key=lambda info: (-info.priority, info.name))
+        found.sort(key=lambda entry: (-entry[1].priority, entry[1].name))
+        return [(self.values.get(plugin), info) for plugin, info in found]
 
     def registries(self) -> list[RegistryInfo]:
         """Every registry described by a working plugin; the first plugin by name has a scheme."""
-        return self._unique("registry", "mooncake_registries", RegistryInfo, lambda info: info.scheme)
+        found = self._unique("registry", "mooncake_registries", RegistryInfo, lambda info: info.scheme)
+        return [info for _, info in found]
 
-    def _unique(self, what: str, hook: str, kind: type[Info], name_of: Callable[[Info], str]) -> list[Info]:
-        found: dict[str, Info] = {}
+    def _unique(
+        self, what: str, hook: str, kind: type[Info], name_of: Callable[[Info], str]
+    ) -> list[tuple[str, Info]]:
+        found: dict[str, tuple[str, Info]] = {}
         for plugin_name, info in self._described(hook, kind):
             if name_of(info) in found:
                 self._reject(
                     plugin_name, f"offers a second {what} named {name_of(info)!r}; the first one is kept"
                 )
             else:
-                found[name_of(info)] = info
+                found[name_of(info)] = (plugin_name, info)
         return list(found.values())
 
     def _described(self, hook_name: str, kind: type[Info]) -> Iterator[tuple[str, Info]]:
@@ -101,6 +113,7 @@ def _register(plugins: Plugins, entry_point: EntryPoint) -> None:
     try:
         if not plugins.manager.has_plugin(entry_point.name):
             plugins.manager.register(entry_point.load(), name=entry_point.name)
+            plugins.values[entry_point.name] = entry_point.value
     except (Exception, SystemExit) as error:  # noqa: BLE001 - importing any module may raise anything
         reason = _describe(error)
         log.warning("plugin %s (%s) cannot be loaded: %s", entry_point.name, entry_point.value, reason)
