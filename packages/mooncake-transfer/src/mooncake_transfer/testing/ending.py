@@ -21,7 +21,7 @@ from mooncake_transfer.errors import (
     TransferTimeout,
 )
 from mooncake_transfer.testing.fixtures import DEADLINE_S, DriverFixtures, wait_until
-from mooncake_transfer.testing.owner import RegionOwner, Target
+from mooncake_transfer.testing.owner import Target
 from mooncake_transfer.testing.pattern import digest, pattern
 from mooncake_transfer.testing.peer_process import PeerProcess
 
@@ -176,13 +176,13 @@ class Ends(DriverFixtures):
         self, engine: TransferEngine, engines: Callable[[], TransferEngine]
     ) -> None:
         """An orderly end shows as one, too."""
-        owner = RegionOwner(engines())
+        owner = self.owner(engines())
         remote = engine.import_region(owner.allocate(NBYTES, REMOTE_SEED).descriptor)
         transfer = self.endless(engine, "read", remote)
         owner.engine.close()
         with pytest.raises((PeerUnreachable, RegionRefused)):
             transfer.wait(PEER_LOSS_S)
-        self.check_works(engine, RegionOwner(engines()))
+        self.check_works(engine, self.owner(engines()))
 
     @both_ways
     def test_closing_an_engine_ends_its_transfers(

@@ -72,13 +72,23 @@ class DriverFixtures:
         options = {cls.driver: cls.driver_options}
         return TransferConfig(drivers=(cls.driver,), driver_options=options, **settings)
 
+    @classmethod
+    def owner(cls, engine: TransferEngine) -> RegionOwner:
+        """A target in this process whose regions are of the driver's kind."""
+        return RegionOwner(engine, cls.quirks.target_kind)
+
+    @classmethod
+    def peer_process(cls, config: TransferConfig | None = None) -> PeerProcess:
+        """A target in a process of its own, likewise."""
+        return PeerProcess(config or cls.config(), kind=cls.quirks.target_kind)
+
     _standing: ClassVar[PeerProcess | None] = None
 
     @classmethod
     def setup_class(cls) -> None:
         """Start the standing peer; pytest calls this before the first test of the class."""
         if not cls.quirks.same_process_only:
-            cls._standing = PeerProcess(cls.config())
+            cls._standing = cls.peer_process()
 
     @classmethod
     def teardown_class(cls) -> None:
@@ -128,7 +138,7 @@ class DriverFixtures:
         """A process of the test's own, to do anything to."""
         if self.quirks.same_process_only:
             pytest.skip(f"driver {self.driver!r} does not reach other processes")
-        with PeerProcess(self.config()) as peer:
+        with self.peer_process() as peer:
             yield peer
 
     @pytest.fixture(params=["same process", "other process"])
@@ -141,7 +151,7 @@ class DriverFixtures:
         """The other side, once in this process and once in another one."""
         target: Target | None = standing_peer
         if request.param == "same process":
-            target = RegionOwner(engines())
+            target = self.owner(engines())
         if target is None:
             pytest.skip(f"driver {self.driver!r} does not reach other processes")
         yield target

@@ -11,9 +11,8 @@ import pytest
 from mooncake_transfer import TransferEngine
 from mooncake_transfer.errors import PeerRestarted, PeerUnreachable, RegionRefused
 from mooncake_transfer.testing.fixtures import DEADLINE_S, DriverFixtures, bytes_of, wait_until
-from mooncake_transfer.testing.owner import RegionOwner, Target
+from mooncake_transfer.testing.owner import Target
 from mooncake_transfer.testing.pattern import digest, pattern
-from mooncake_transfer.testing.peer_process import PeerProcess
 
 __all__ = ["Grants"]
 
@@ -107,11 +106,11 @@ class Grants(DriverFixtures):
         with socket.create_server(("127.0.0.1", 0)) as probe:
             config = self.config(port=probe.getsockname()[1])
         local, _ = self.local(engine, NBYTES, LOCAL_SEED)
-        with PeerProcess(config) as first:
+        with self.peer_process(config) as first:
             remote = engine.import_region(first.allocate(NBYTES, REMOTE_SEED).descriptor)
             engine.write(local, remote, ALL).wait(DEADLINE_S)
             first.kill()
-        with PeerProcess(config) as second:
+        with self.peer_process(config) as second:
             owned = second.allocate(NBYTES, REMOTE_SEED)
             for move in (engine.write, engine.read):
                 with pytest.raises((PeerUnreachable, PeerRestarted, RegionRefused)):
@@ -136,7 +135,7 @@ class Grants(DriverFixtures):
     ) -> None:
         """All of them read from it and write to it at once, each its own part."""
         total = PEERS * PEER_BYTES
-        owner = RegionOwner(engine)
+        owner = self.owner(engine)
         source, sink = owner.allocate(total, REMOTE_SEED), owner.allocate(total, REMOTE_SEED)
         peers = [engines() for _ in range(PEERS)]
         transfers, places = [], []

@@ -12,9 +12,8 @@ import pytest
 
 from mooncake_transfer import TransferEngine
 from mooncake_transfer.testing.fixtures import DEADLINE_S, Bytes, DriverFixtures
-from mooncake_transfer.testing.owner import RegionOwner, Target
+from mooncake_transfer.testing.owner import Target
 from mooncake_transfer.testing.pattern import digest, pattern
-from mooncake_transfer.testing.peer_process import PeerProcess
 
 __all__ = ["MovesBytes"]
 
@@ -149,7 +148,7 @@ class MovesBytes(DriverFixtures):
     ) -> None:
         """Memory that the engine did not allocate, on both sides."""
         nbytes = MIB + 8 * self.quirks.alignment
-        owned = target.allocate(nbytes, REMOTE_SEED, kind)
+        owned = target.allocate(nbytes, REMOTE_SEED, kind if self.quirks.target_kind == "engine" else None)
         remote = engine.import_region(owned.descriptor)
         memory = np.zeros(nbytes, np.uint8) if kind == "numpy" else bytearray(nbytes)
         with_bytes = np.frombuffer(memory, np.uint8)
@@ -166,7 +165,7 @@ class MovesBytes(DriverFixtures):
     ) -> None:
         """Eight peers, all transfers in flight together, no mix-up."""
         nbytes, count = MIB, 8
-        owners = [RegionOwner(engines()) for _ in range(count)]
+        owners = [self.owner(engines()) for _ in range(count)]
         remotes = [
             engine.import_region(owner.allocate(nbytes, 10 + index).descriptor)
             for index, owner in enumerate(owners)
@@ -185,8 +184,8 @@ class MovesBytes(DriverFixtures):
     def test_two_engines_write_to_one_region_at_once(self, engine: TransferEngine, target: Target) -> None:
         """Interleaved blocks of two initiators: each finds its place."""
         slot, count = 4096, 512
-        owned = RegionOwner(engine).allocate(2 * count * slot, REMOTE_SEED)
-        other = target.allocate(count * slot, 6)
+        owned = self.owner(engine).allocate(2 * count * slot, REMOTE_SEED)
+        other = target.allocate(count * slot, 6, "engine")
         even = [[index * slot, 2 * index * slot, slot] for index in range(count)]
         odd = [[index * slot, (2 * index + 1) * slot, slot] for index in range(count)]
         local, sent = self.local(engine, count * slot, 5)
@@ -228,7 +227,7 @@ class MovesBytes(DriverFixtures):
         if host is None:
             pytest.skip("this machine has no address but its own loopback")
         nbytes = MIB
-        with PeerProcess(self.config(host=host)) as peer:
+        with self.peer_process(self.config(host=host)) as peer:
             assert peer.address.startswith(f"{host}:")
             owned = peer.allocate(nbytes, REMOTE_SEED)
             local, received = self.local(engine, nbytes, LOCAL_SEED)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import tempfile
+import weakref
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
@@ -10,12 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_transfer import Region, TransferEngine
+from mooncake_transfer.memory import FileSource
 from mooncake_transfer.testing.pattern import digest, pattern
 
 __all__ = ["KINDS", "OwnedRegion", "RegionOwner", "Target"]
 
-# Where a region's memory comes from: the engine, or the test.
-KINDS = ("engine", "numpy", "bytearray")
+# Where a region's bytes are: in memory of the engine or of the test, or in a file.
+KINDS = ("engine", "numpy", "bytearray", "file")
+
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +35,8 @@ class OwnedRegion:
 class Target(Protocol):
     """What tests ask of the other side. Implemented by RegionOwner and PeerProcess."""
 
-    def allocate(self, nbytes: int, seed: int, kind: str = "engine") -> OwnedRegion:
-        """Register memory of one of KINDS, filled with ``pattern(seed, nbytes)``."""
+    def allocate(self, nbytes: int, seed: int, kind: str | None = None) -> OwnedRegion:
+        """Register bytes of one of KINDS (None: the target's own), filled with ``pattern(seed, nbytes)``."""
 
     def digest(self, number: int) -> str:
         """Fingerprint what a region's memory holds, also after it was closed."""
@@ -54,38 +60,79 @@ class Target(Protocol):
         """Close every region and forget it."""
 
 
-class RegionOwner:
-    """A Target in this process."""
+class _Memory:
+    """What a region in memory holds. It outlives the region: tests look at what happens to it afterwards."""
 
-    def __init__(self, engine: TransferEngine) -> None:
+    def __init__(self, array: Bytes) -> None:
+        self._array = array
+
+    def get(self) -> Bytes:
+        return self._array
+
+    def set(self, array: Bytes) -> None:
+        self._array[:] = array
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class _File:
+    """What a region in a file holds."""
+
+    def __init__(self, nbytes: int) -> None:
+        with tempfile.TemporaryFile() as file:
+            file.truncate(nbytes)
+            self.fd = os.dup(file.fileno())
+        self._nbytes = nbytes
+        # Owners that tests do not clear end with the collector.
+        self.close = weakref.finalize(self, os.close, self.fd)
+
+    def get(self) -> Bytes:
+        array = np.empty(self._nbytes, np.uint8)
+        assert os.preadv(self.fd, [array.data], 0) == self._nbytes
+        return array
+
+    def set(self, array: Bytes) -> None:
+        assert os.pwritev(self.fd, [np.ascontiguousarray(array).data], 0) == self._nbytes
+
+
+class RegionOwner:
+    """A Target in this process. ``kind``: what its regions are made of when nothing else is asked for."""
+
+    def __init__(self, engine: TransferEngine, kind: str = "engine") -> None:
         self.engine = engine
+        self._kind = kind
         self._numbers = itertools.count(1)
         self._regions: dict[int, Region] = {}
-        # Views outlive their regions: tests look at what happens to memory after it was closed.
-        self._memory: dict[int, npt.NDArray[np.uint8]] = {}
+        self._bytes: dict[int, _Memory | _File] = {}
 
-    def allocate(self, nbytes: int, seed: int, kind: str = "engine") -> OwnedRegion:
-        """Register memory of one of KINDS, filled with ``pattern(seed, nbytes)``."""
-        number = next(self._numbers)
+    def allocate(self, nbytes: int, seed: int, kind: str | None = None) -> OwnedRegion:
+        """Register bytes of one of KINDS (None: the owner's own), filled with ``pattern(seed, nbytes)``."""
+        number, kind = next(self._numbers), kind or self._kind
+        name = f"owned-{number}"
+        held: _Memory | _File
         if kind == "engine":
-            region = self.engine.allocate(nbytes, name=f"owned-{number}")
-            memory = np.frombuffer(region.view(), dtype=np.uint8)
+            region = self.engine.allocate(nbytes, name=name)
+            held = _Memory(np.frombuffer(region.view(), dtype=np.uint8))
+        elif kind == "file":
+            self._bytes[number] = held = _File(nbytes)  # first, so that clear() closes it whatever comes
+            region = self.engine.register(FileSource(held.fd), name=name)
         else:
             source = np.zeros(nbytes, dtype=np.uint8) if kind == "numpy" else bytearray(nbytes)
-            region = self.engine.register(source, name=f"owned-{number}")
-            memory = np.frombuffer(source, dtype=np.uint8)
-        self._regions[number], self._memory[number] = region, memory
+            region = self.engine.register(source, name=name)
+            held = _Memory(np.frombuffer(source, dtype=np.uint8))
+        self._regions[number], self._bytes[number] = region, held
         self.fill(number, seed)
         return OwnedRegion(number, region.descriptor())
 
     def digest(self, number: int) -> str:
         """Fingerprint what a region's memory holds, also after it was closed."""
-        return digest(self._memory[number])
+        return digest(self._bytes[number].get())
 
     def fill(self, number: int, seed: int) -> None:
         """Overwrite a region's memory with another pattern, also after it was closed."""
-        memory = self._memory[number]
-        memory[:] = pattern(seed, memory.nbytes)
+        held = self._bytes[number]
+        held.set(pattern(seed, held.get().nbytes))
 
     def close_region(self, number: int, timeout_s: float) -> None:
         """Close a region; it fails as ``Region.close`` does."""
@@ -108,5 +155,7 @@ class RegionOwner:
         """Close every region and forget it."""
         for region in self._regions.values():
             region.close()
+        for held in self._bytes.values():
+            held.close()
         self._regions.clear()
-        self._memory.clear()
+        self._bytes.clear()

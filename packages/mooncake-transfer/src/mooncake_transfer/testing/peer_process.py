@@ -44,10 +44,11 @@ class PeerProcess:
         address: where its engine's channel listens.
     """
 
-    def __init__(self, config: TransferConfig, *, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, config: TransferConfig, *, prefix: Sequence[str] = (), kind: str = "engine") -> None:
         """Start it and wait until it listens. Raises PeerProcessError.
 
         ``prefix``: a command that runs another in its own process, such as ``ip netns exec NAME``.
+        ``kind``: what its regions are made of when nothing else is asked for.
         """
         lifeline, self._lifeline = os.pipe()
         command = [*prefix, sys.executable, "-m", "mooncake_transfer.testing.peer"]
@@ -62,6 +63,7 @@ class PeerProcess:
         finally:
             os.close(lifeline)
         self._received = b""
+        self._kind = kind
         try:
             self.address = str(self.answer())
         except BaseException:
@@ -76,9 +78,9 @@ class PeerProcess:
 
     # ---- what a Target does
 
-    def allocate(self, nbytes: int, seed: int, kind: str = "engine") -> OwnedRegion:
-        """Register memory of one of KINDS, filled with ``pattern(seed, nbytes)``."""
-        number, descriptor = self.ask("allocate", nbytes=nbytes, seed=seed, kind=kind)
+    def allocate(self, nbytes: int, seed: int, kind: str | None = None) -> OwnedRegion:
+        """Register bytes of one of KINDS (None: the peer's own), filled with ``pattern(seed, nbytes)``."""
+        number, descriptor = self.ask("allocate", nbytes=nbytes, seed=seed, kind=kind or self._kind)
         return OwnedRegion(number, base64.b64decode(descriptor))
 
     def digest(self, number: int) -> str:

@@ -18,6 +18,8 @@ class Quirks:
         alignment: offsets and lengths must be multiples of it.
         same_host_only: peers are on this machine; the suite then uses no network address.
         same_process_only: peers are in this process; the suite then starts no other.
+        target_kind: what regions of peers are made of: ``engine`` (its memory), or ``file`` for drivers
+            that reach files and no memory of peers.
         scoped_keys: it has the functions grant and revoke of ABI 1.1.
     """
 
@@ -27,3 +29,4 @@ class Quirks:
     same_host_only: bool = False
     same_process_only: bool = False
     scoped_keys: bool = True
+    target_kind: str = "engine"

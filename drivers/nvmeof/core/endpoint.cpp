@@ -1,0 +1,299 @@
+#include "endpoint.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "file.hpp"
+#include "support/table.hpp"
+
+namespace mooncake::nvmeof {
+namespace {
+
+constexpr double kCloseLimitS = 30;
+constexpr uint64_t kBandwidth = 3'000'000'000;  // of one drive; the engine measures what it gets
+constexpr uint64_t kLatencyNs = 80'000;
+
+Status name(mc_handle made, mc_handle* out) {
+  if (made == 0) return failed(MC_NO_MEMORY, "there are as many handles as there can be; release some");
+  *out = made;
+  return {};
+}
+
+bool inside(uint64_t offset, uint64_t length, uint64_t size) {
+  return offset <= size && length <= size - offset;
+}
+
+}  // namespace
+
+Endpoint::Endpoint(const Options& options)
+    : options_(options),
+      generation_(fork_generation()),
+      completions_(options.queue_depth),
+      io_(std::make_shared<Io>(options_, completions_)) {}
+
+Status Endpoint::open(const mc_option* options, size_t count, std::shared_ptr<Endpoint>& endpoint) {
+  Options parsed;
+  if (Status status = parse_options(options, count, parsed); !status.ok()) return status;
+  auto made = std::make_shared<Endpoint>(parsed);
+  if (Status status = made->start(); !status.ok()) return status;
+  endpoint = std::move(made);
+  return {};
+}
+
+Status Endpoint::start() {
+  if (generation_ == 0) return failed(MC_NO_MEMORY, "no memory to keep watch for forks");
+  Address address;
+  if (Status status = make_address(address); !status.ok()) return status;
+  id_ = address.endpoint;
+  if (Status status = completions_.open(); !status.ok()) return status;
+  if (Status status = io_->start(); !status.ok()) return status;
+  announce(id_, owner_, io_);
+  return {};
+}
+
+void Endpoint::close() {
+  if (forked()) return;
+  withdraw(id_);
+  std::vector<std::shared_ptr<Uses>> uses;
+  auto withdrawn = owner_->close(uses);
+  (void)wait_for(uses, deadline_after(kCloseLimitS));
+  for (const auto& region : withdrawn) forget_everywhere(*region->device);
+  io_->stop();
+}
+
+Status Endpoint::caps(mc_caps& caps) const {
+  caps.memory_kinds = 1u << MC_DRAM | 1u << MC_FILE | 1u << MC_BLOCK;
+  caps.bandwidth_bytes_per_s = kBandwidth;
+  caps.latency_ns = kLatencyNs;
+  caps.max_op_bytes = options_.chunk_bytes;
+  caps.in_flight_ops = options_.in_flight;
+  caps.in_flight_bytes = options_.in_flight * options_.chunk_bytes;
+  return {};
+}
+
+Status Endpoint::stats(mc_stats& stats) const {
+  completions_.add_to(stats);
+  stats.refused = refused_.load(std::memory_order_relaxed);
+  return {};
+}
+
+// ---------------------------------------------------------------------------------------------- peers
+
+Status Endpoint::export_address(void* blob, size_t* length) const {
+  Address address;
+  if (Status status = make_address(address); !status.ok()) return status;
+  address.endpoint = id_;
+  return driver::copy_out(&address, sizeof address, blob, length);
+}
+
+Status Endpoint::connect(const void* blob, size_t length, mc_handle* connection) {
+  Address theirs;
+  if (length != sizeof theirs) return failed(MC_INVALID, "this is no address of an nvmeof endpoint");
+  std::memcpy(&theirs, blob, sizeof theirs);
+  if (theirs.magic != kAddressMagic || theirs.version != kAddressVersion)
+    return failed(MC_UNSUPPORTED, "the address is of another version of the nvmeof driver");
+  std::shared_ptr<Owner> owner = find_owner(theirs.endpoint);
+  if (!owner) {
+    return failed(
+        MC_UNREACHABLE,
+        "the peer is another process, whose files only that process reads and writes; open the file "
+        "in an engine of this process, or reach the peer's memory by another driver");
+  }
+  auto made = std::make_shared<Connection>();
+  made->owner = std::move(owner);
+  return name(connections_.add(std::move(made)), connection);
+}
+
+void Endpoint::disconnect(mc_handle connection) {
+  if (!connections_.take(connection)) return;
+  io_->cancel([connection](const Job& job) { return job.connection == connection; }, MC_CLOSED);
+}
+
+Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint8_t* key, uint64_t,
+                            const void* blob, size_t length, mc_handle* remote) {
+  std::shared_ptr<Connection> peer = connections_.get(connection);
+  if (!peer) return failed(MC_INVALID, "no connection has this handle");
+  uint8_t kind = MC_DRAM;
+  if (length >= 1) std::memcpy(&kind, blob, 1);
+  if (kind != MC_FILE && kind != MC_BLOCK)
+    return failed(MC_UNSUPPORTED, "the nvmeof driver reaches files and block devices, not memory of a peer");
+  auto made = std::make_shared<RemoteRegion>();
+  made->owner = peer->owner;
+  made->id = region_id;
+  made->key = driver::key_from(key);
+  return name(remotes_.add(std::move(made)), remote);
+}
+
+void Endpoint::release_key(mc_handle remote) { remotes_.take(remote); }
+
+// ---------------------------------------------------------------------------------------------- regions
+
+Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered) {
+  if (memory.struct_size < offsetof(mc_memory, numa_node))
+    return failed(MC_INVALID, "the memory description is of an unknown version");
+  if (memory.length == 0) return failed(MC_INVALID, "the memory is empty");
+  auto region = std::make_shared<Region>(memory.region_id, memory.key, memory.length);
+  if (memory.kind == MC_DRAM) {
+    if (memory.address == 0 || memory.address + memory.length < memory.address)
+      return failed(MC_INVALID, "the memory is empty or wraps around the address space");
+    region->memory = reinterpret_cast<std::byte*>(memory.address);
+  } else if (memory.kind == MC_FILE || memory.kind == MC_BLOCK) {
+    if (memory.fd_offset + memory.length < memory.length)
+      return failed(MC_INVALID, "the region wraps around the largest offset");
+    std::shared_ptr<File> file;
+    Status status = File::open(memory.fd, memory.fd_offset + memory.length, options_.direct, file);
+    if (!status.ok()) return status;
+    region->device = std::move(file);
+    region->device_offset = memory.fd_offset;
+  } else {
+    return failed(MC_UNSUPPORTED, "the nvmeof driver takes main memory, files and block devices");
+  }
+  if (Status status = owner_->add(region); !status.ok()) return status;
+  return name(regions_.add(region), registered);
+}
+
+Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
+  std::shared_ptr<Region> region = regions_.get(registered);
+  if (!region) return failed(MC_INVALID, "no memory is registered under this handle");
+  owner_->remove(region->id);
+  std::vector<std::shared_ptr<Uses>> uses;
+  (void)region->revoke(nullptr, uses);
+  if (Status status = wait_for(uses, deadline_ns); !status.ok()) return status;
+  io_->forget(*region);
+  if (region->device) forget_everywhere(*region->device);
+  regions_.take(registered);
+  return {};
+}
+
+Status Endpoint::export_key(mc_handle registered, void* blob, size_t* length) const {
+  std::shared_ptr<Region> region = regions_.get(registered);
+  if (!region) return failed(MC_INVALID, "no memory is registered under this handle");
+  uint8_t kind = region->device ? MC_FILE : MC_DRAM;
+  return driver::copy_out(&kind, sizeof kind, blob, length);
+}
+
+Status Endpoint::grant(mc_handle registered, const uint8_t* key, uint32_t access, void* blob,
+                       size_t* length) {
+  std::shared_ptr<Region> region = regions_.get(registered);
+  if (!region) return failed(MC_INVALID, "no memory is registered under this handle");
+  if (Status status = region->grant(key, access); !status.ok()) return status;
+  return export_key(registered, blob, length);
+}
+
+Status Endpoint::revoke(mc_handle registered, const uint8_t* key, uint64_t deadline_ns) {
+  std::shared_ptr<Region> region = regions_.get(registered);
+  if (!region) return failed(MC_INVALID, "no memory is registered under this handle");
+  std::vector<std::shared_ptr<Uses>> uses;
+  if (Status status = region->revoke(key, uses); !status.ok()) return status;
+  return deadline_ns == 0 ? Status{} : wait_for(uses, deadline_ns);
+}
+
+Status Endpoint::wait_for(const std::vector<std::shared_ptr<Uses>>& uses, uint64_t deadline_ns) {
+  auto pause = std::chrono::microseconds(20);
+  for (;;) {
+    reap_all();
+    bool idle = std::all_of(uses.begin(), uses.end(), [](const auto& each) { return each->idle(); });
+    if (idle) return {};
+    if (now_ns() >= deadline_ns) return failed(MC_TIMEOUT, "operations were still in flight at the deadline");
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, std::chrono::microseconds(2000));
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- operations
+
+Status Endpoint::enter(const mc_op& op, RemoteRegion& remote, std::shared_ptr<Region>& region,
+                       std::shared_ptr<Uses>& uses) {
+  std::lock_guard lock(remote.mutex);
+  if (remote.owner->closed()) return failed(MC_UNREACHABLE, "the peer's endpoint was closed");
+  std::string label = "region " + std::to_string(remote.id);
+  if (!remote.uses) {
+    std::shared_ptr<Region> found = remote.owner->find(remote.id);
+    if (!found || !found->device) return failed(MC_REFUSED, label + " is not registered at the target");
+    remote.uses = found->open(remote.key);
+    if (!remote.uses) return failed(MC_REFUSED, "wrong or revoked access key for " + label);
+    remote.region = std::move(found);
+  }
+  uint32_t needed = op.opcode == MC_READ ? MC_ACCESS_READ : MC_ACCESS_WRITE;
+  if ((remote.uses->access & needed) == 0)
+    return failed(MC_REFUSED, "the key does not allow " +
+                                  std::string(op.opcode == MC_READ ? "reading " : "writing to ") + label);
+  if (op.opcode == MC_WRITE && !remote.region->device->writable())
+    return failed(MC_REFUSED, remote.region->device->name() + " was opened for reading only");
+  if (!inside(op.remote_offset, op.length, remote.region->length))
+    return failed(MC_REFUSED, "the range is outside " + label + ", which has " +
+                                  std::to_string(remote.region->length) + " bytes");
+  if (!remote.uses->enter())
+    return failed(MC_REFUSED, label + " was deregistered or its key revoked by its owner");
+  region = remote.region;
+  uses = remote.uses;
+  return {};
+}
+
+Status Endpoint::prepare(const mc_op& op, Job*& out) {
+  const std::shared_ptr<Region>* local = regions_.find(op.local);
+  const std::shared_ptr<RemoteRegion>* remote = remotes_.find(op.remote);
+  if (local == nullptr || remote == nullptr || connections_.find(op.connection) == nullptr)
+    return failed(MC_INVALID, "the operation names a connection, memory or key that is not here");
+  if ((*local)->memory == nullptr)
+    return failed(MC_UNSUPPORTED,
+                  "the nvmeof driver moves bytes between memory and files, not between files; "
+                  "go through a buffer in memory");
+  if (op.opcode != MC_READ && op.opcode != MC_WRITE) return failed(MC_INVALID, "there is no such opcode");
+  if (!inside(op.local_offset, op.length, (*local)->length) || op.length == 0)
+    return failed(MC_INVALID, "the range is outside the local memory");
+  std::shared_ptr<Region> region;
+  std::shared_ptr<Uses> uses;
+  Status status = enter(op, **remote, region, uses);
+  if (status.code == MC_REFUSED) refused_.fetch_add(1, std::memory_order_relaxed);
+  if (!status.ok()) return status;
+  Job& job = io_->new_job();
+  job.cookie = op.cookie;
+  job.connection = op.connection;
+  job.opcode = static_cast<mc_opcode>(op.opcode);
+  job.length = op.length;
+  job.body.memory = (*local)->memory + op.local_offset;
+  job.body.offset = region->device_offset + op.remote_offset;
+  job.local = *local;
+  job.remote = std::move(region);
+  job.uses = std::move(uses);
+  out = &job;
+  return {};
+}
+
+Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
+  *accepted = completions_.reserve(count);
+  thread_local std::vector<Job*> jobs;
+  jobs.clear();
+  std::vector<Completion> refused;
+  for (size_t i = 0; i < *accepted; ++i) {
+    Job* job = nullptr;
+    Status status = prepare(ops[i], job);
+    if (status.ok()) {
+      jobs.push_back(job);
+      continue;
+    }
+    Completion& completion = refused.emplace_back();
+    completion.cookie = ops[i].cookie;
+    completion.opcode = static_cast<mc_opcode>(ops[i].opcode);
+    completion.fail(status);
+  }
+  if (!jobs.empty()) io_->begin(jobs);
+  if (!refused.empty()) completions_.push(refused);
+  return *accepted < count ? failed(MC_AGAIN, "the queue is full; poll first") : Status{};
+}
+
+size_t Endpoint::poll(mc_completion* completions, size_t capacity) {
+  io_->reap();
+  return completions_.poll(completions, capacity);
+}
+
+bool Endpoint::arm() { return io_->can_sleep() && completions_.arm(); }
+
+void Endpoint::cancel(uint64_t cookie) {
+  io_->cancel([cookie](const Job& job) { return job.cookie == cookie; }, MC_CANCELLED);
+}
+
+}  // namespace mooncake::nvmeof

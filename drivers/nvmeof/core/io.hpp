@@ -1,0 +1,89 @@
+// Runs operations between memory and devices: by io_uring from the thread that submits, by threads otherwise.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "job.hpp"
+#include "options.hpp"
+#include "pool.hpp"
+#include "ring.hpp"
+#include "support/completions.hpp"
+
+namespace mooncake::nvmeof {
+
+using driver::Completion;
+using driver::Completions;
+
+// Thread-safe. Who polls takes the kernel's completions; no thread of the driver's is in between.
+class Io {
+ public:
+  Io(const Options& options, Completions& completions);
+  ~Io();
+
+  Status start();
+  // Cancels what has not begun, and waits for what has: at most for some time, see README.
+  void stop();
+
+  // What submit() of the ABI was given, checked: a job for each, from new_job().
+  Job& new_job();
+  void begin(std::vector<Job*>& jobs);
+  // Moves what the kernel has finished to the completions.
+  void reap();
+  // False: poll() must go on, nothing would wake who waits.
+  bool can_sleep();
+  int event_fd() const { return events_.valid() ? events_.get() : completions_.event_fd(); }
+  // Ends early what the predicate names; only what has not begun can be ended.
+  void cancel(const std::function<bool(const Job&)>& which, mc_status code);
+  // Before memory is given back; no operation uses it.
+  void forget(Region& region);
+  void forget(Device& device);
+  bool uses_rings() const { return ring_ != nullptr; }
+  const std::string& why_no_ring() const { return why_no_ring_; }
+
+  // A piece is over. For devices that move bytes by themselves; from any thread.
+  void finished(Piece& piece, Status status);
+
+ private:
+  struct Ended {
+    std::vector<Completion> completions;
+    std::vector<std::shared_ptr<void>> released;  // let go of without the mutex
+    void publish(Completions& to);
+  };
+
+  // With the mutex held.
+  void divide(Job& job);
+  void add_piece(Job& job, Piece& piece, uint64_t skip, uint64_t length);
+  void launch(Piece& piece);
+  bool queue(Ring& ring, Piece& piece);
+  int buffer_slot(Region& region, const Piece& piece);
+  int file_slot(Device& device);
+  void take_all(Ring& ring, Ended& ended);
+  void on_result(Piece& piece, int result, Ended& ended);
+  void end_piece(Piece& piece, Status status, Ended& ended);
+  void end_job(Job& job, Ended& ended);
+  void unlink(Job& job);
+
+  const Options options_;
+  Completions& completions_;
+  Pool pool_;
+  UniqueFd events_;
+  std::string why_no_ring_;
+
+  std::mutex mutex_;
+  std::unique_ptr<Ring> ring_, polled_ring_;
+  size_t in_ring_ = 0, in_polled_ring_ = 0;
+  std::unordered_map<uint64_t, int> files_;  // by the serial of the device
+  std::deque<Job> slab_;
+  Job* free_ = nullptr;
+  Job* active_ = nullptr;
+  bool stopping_ = false;
+  Piece nobody_;  // what the results of cancel requests name
+};
+
+}  // namespace mooncake::nvmeof

@@ -1,0 +1,27 @@
+// Settings of one endpoint; options.py says what they mean.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "mooncake_driver.h"
+#include "os.hpp"
+
+namespace mooncake::nvmeof {
+
+struct Options {
+  std::string io = "auto";  // auto, io_uring, threads
+  bool direct = true;
+  bool durable = false;
+  bool polled = false;
+  bool register_buffers = true;
+  uint64_t in_flight = 64;
+  uint64_t chunk_bytes = 1 << 20;
+  uint32_t workers = 8;
+  uint64_t queue_depth = 1024;
+};
+
+Status parse_options(const mc_option* given, size_t count, Options& options);
+
+}  // namespace mooncake::nvmeof
