@@ -52,6 +52,7 @@ extern "C" {
 #define MC_KEY_BYTES 16   /* access key of a region: random, new for each registration */
 #define MC_BLOB_MAX 1024  /* largest address or key blob a driver may export */
 #define MC_REASON_MAX 200 /* longest reason, including the final zero */
+#define MC_NOTICE_MAX 512 /* longest notice a driver may announce in its caps */
 
 typedef uint64_t mc_handle;
 
@@ -142,7 +143,15 @@ typedef struct mc_caps {
       inline_bytes; /* 1.1: an operation of at most so many bytes may complete inside submit(); 0: none */
   uint64_t in_flight_bytes; /* 1.1: how much to keep in flight on one connection; 0: the engine's default */
   uint64_t in_flight_ops;   /* 1.1: how many operations; 0: the engine's default */
+  uint64_t notice_bytes;    /* 1.2: longest notice, at most MC_NOTICE_MAX; 0: there are none */
 } mc_caps;
+
+/* 1.2: what notify() of a peer has sent here. */
+typedef struct mc_notice {
+  uint32_t length;
+  uint32_t reserved; /* 0 */
+  uint8_t data[MC_NOTICE_MAX];
+} mc_notice;
 
 typedef struct mc_stats {
   uint32_t struct_size; /* set by the caller */
@@ -238,6 +247,21 @@ struct mc_driver_v1 {
    * initiator may have disconnected meanwhile. New connections of the same peer work, also while the call
    * waits. The token comes from the network: MC_INVALID when it is malformed. */
   mc_status (*fence)(mc_handle endpoint, const void* token, size_t length, uint64_t deadline_ns);
+
+  /* ---- 1.2; both NULL, and caps.notice_bytes 0, where the hardware has no messages of its own */
+
+  /* Sends `length` bytes (1 to caps.notice_bytes) to the peer's endpoint, to be fetched there by
+   * poll_notices() once the bytes of every write of this connection that was accepted before it are visible,
+   * also where the fabric reorders (the driver counts, or waits). Copies the data. If one of those writes
+   * fails, the notice is not delivered and fails too. It completes like an operation, with 0 bytes: MC_OK
+   * when it was delivered, once; anything else: it may or may not have been. MC_AGAIN as for submit(). */
+  mc_status (*notify)(mc_handle endpoint, mc_handle connection, const void* data, size_t length,
+                      uint64_t cookie);
+  /* Fetches up to `capacity` notices of peers, which come in no order; MC_OK with `*count` 0 when there is
+   * none. They wait in the driver until they are fetched, as many as it has room for; beyond that the
+   * senders' notices wait or fail, but none is lost that completed with MC_OK. event_fd() becomes readable
+   * for them as for completions, and arm() returns MC_AGAIN while some wait. */
+  mc_status (*poll_notices)(mc_handle endpoint, mc_notice* notices, size_t capacity, size_t* count);
 };
 
 #ifdef __cplusplus

@@ -207,6 +207,22 @@ class Table : private Calls<Endpoint> {
     });
   }
 
+  static mc_status notify(mc_handle handle, mc_handle connection, const void* data, size_t length,
+                          uint64_t cookie) {
+    return with(handle, [&](Endpoint& endpoint) {
+      if (data == nullptr || length == 0) return missing("data");
+      return endpoint.notify(connection, data, length, cookie);
+    });
+  }
+
+  static mc_status poll_notices(mc_handle handle, mc_notice* notices, size_t capacity, size_t* count) {
+    return with(handle, [&](Endpoint& endpoint) {
+      if ((notices == nullptr && capacity > 0) || count == nullptr) return missing("notices or count");
+      *count = endpoint.poll_notices(notices, capacity);
+      return Status{};
+    });
+  }
+
   static mc_driver_v1 describe(const char* name) {
     mc_driver_v1 table{};
     table.abi_major = MC_ABI_MAJOR;
@@ -238,6 +254,10 @@ class Table : private Calls<Endpoint> {
     if constexpr (requires(Endpoint& endpoint) { &Endpoint::late_writes; }) {
       table.late_writes = late_writes;
       table.fence = fence;
+    }
+    if constexpr (requires(Endpoint& endpoint) { &Endpoint::poll_notices; }) {
+      table.notify = notify;
+      table.poll_notices = poll_notices;
     }
     return table;
   }

@@ -316,6 +316,8 @@ const mc_driver_v1* driver_table() {
       .submit_on_stream = nullptr,  // host memory follows no device stream
       .late_writes = nullptr,
       .fence = nullptr,
+      .notify = nullptr,
+      .poll_notices = nullptr,
   };
   return &table;
 }

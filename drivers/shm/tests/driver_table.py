@@ -75,7 +75,7 @@ FUNCTIONS = [
     *("open", "close", "caps", "stats", "last_error", "export_address", "connect", "disconnect"),
     *("register_memory", "deregister_memory", "export_key", "import_key", "release_key"),
     *("submit", "poll", "event_fd", "arm", "cancel", "grant", "revoke", "submit_on_stream"),
-    *("late_writes", "fence"),
+    *("late_writes", "fence", "notify", "poll_notices"),
 ]
 
 

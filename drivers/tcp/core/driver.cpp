@@ -224,6 +224,8 @@ constexpr mc_driver_v1 kTable = {
     .submit_on_stream = nullptr,
     .late_writes = nullptr,
     .fence = nullptr,
+    .notify = nullptr,
+    .poll_notices = nullptr,
 };
 
 }  // namespace

@@ -322,6 +322,8 @@ const mc_driver_v1* driver_table(const std::string& name) {
         .submit_on_stream = submit_on_stream,
         .late_writes = nullptr,  // an operation that ended moves nothing
         .fence = nullptr,
+        .notify = nullptr,
+        .poll_notices = nullptr,
     };
   }
   return &entry->second;
