@@ -137,6 +137,11 @@ std::vector<SocketAddress> interface_addresses() {
   return addresses;
 }
 
+bool is_same_host(const SocketAddress& host, const std::vector<SocketAddress>& own_hosts) {
+  return host.is_loopback() || std::any_of(own_hosts.begin(), own_hosts.end(),
+                                           [&](const auto& own) { return own.same_host_as(host); });
+}
+
 // Blob: magic[4], nonce[16], port (u16, little-endian), number of hosts (u8), then each host as length (u8)
 // and text.
 std::string encode_address(const EndpointAddress& address) {

@@ -39,6 +39,8 @@ bool parse_numeric(const std::string& host, uint16_t port, SocketAddress* addres
 Status resolve(const std::string& host, SocketAddress* address);
 // Addresses of interfaces that are up: those other hosts can reach first, loopback last.
 std::vector<SocketAddress> interface_addresses();
+// Whether it is loopback, or one of this machine's own.
+bool is_same_host(const SocketAddress& host, const std::vector<SocketAddress>& own_hosts);
 
 // Where an endpoint listens, and the nonce that tells it from another one that listens there later.
 struct EndpointAddress {

@@ -228,8 +228,8 @@ size_t Endpoint::poll(mc_completion* completions, size_t capacity) {
 
 bool Endpoint::arm() {
   if (!shared_.completions.empty()) return false;
-  // What is ready now would wake the engine at once; some of it may be nothing that it waits for.
-  shared_.poller.progress();
+  // While bytes come there are more in a moment, sooner than a sleeper wakes.
+  if (shared_.poller.progress()) return false;
   return shared_.completions.arm();
 }
 

@@ -39,6 +39,7 @@ struct Operation {
   uint32_t in_flight = 0;  // slices that connections have
   Status failure;          // the first one
   uint64_t order = 0;      // counts the operations of the peer
+  bool bulk = false;       // for the connections that workers own
   // Place among the operations that have not completed, see LiveOperations.
   std::shared_ptr<Operation> self;
   Operation* next_live = nullptr;

@@ -112,10 +112,7 @@ Status Outgoing::connect_to(const SocketAddress& host) {
   const Surroundings& surroundings = peer_.surroundings();
   Descriptor socket(::socket(host.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
   if (!socket.valid()) return {MC_UNREACHABLE, strerror(errno)};
-  bool same_host =
-      host.is_loopback() || std::any_of(surroundings.own_hosts.begin(), surroundings.own_hosts.end(),
-                                        [&](const auto& own) { return own.same_host_as(host); });
-  tune_socket(socket.get(), surroundings.options, same_host);
+  tune_socket(socket.get(), surroundings.options, is_same_host(host, surroundings.own_hosts));
   Status bound = bind_source(socket.get(), host, surroundings.source);
   if (!bound.ok()) return bound;
   SocketAddress target = host;

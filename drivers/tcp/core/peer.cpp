@@ -8,12 +8,13 @@ namespace mooncake_tcp {
 
 namespace {
 constexpr uint64_t kRetryNs = 1'000'000'000;
-// Larger ones are large.
+// Larger ones are bulk, ...
 constexpr uint64_t kSmallBytes = 64 << 10;
+// ... but for one on the same host, of up to so many bytes, while nothing else is under way: there the thread
+// that submits copies it to the socket in less time than waking a worker and hearing of the end takes.
+constexpr uint64_t kAloneBytes = 1 << 20;
 // Small operations of more than so many bytes are worth waking a worker.
 constexpr uint64_t kManySmallBytes = 1 << 20;
-
-bool is_large(const Operation& operation) { return operation.length > kSmallBytes; }
 }  // namespace
 
 std::shared_ptr<Peer> Peer::make(EndpointAddress address, uint64_t session, Surroundings& surroundings,
@@ -31,6 +32,8 @@ Peer::Peer(EndpointAddress address, uint64_t session, Surroundings& surroundings
     : address_(std::move(address)),
       session_(session),
       surroundings_(surroundings),
+      near_(std::any_of(address_.hosts.begin(), address_.hosts.end(),
+                        [&](const auto& host) { return is_same_host(host, surroundings.own_hosts); })),
       lanes_(surroundings.options.connections + 1) {}
 
 Peer::~Peer() = default;
@@ -40,8 +43,9 @@ void Peer::submit(std::vector<std::shared_ptr<Operation>> operations) {
   {
     std::lock_guard lock(mutex_);
     for (auto& operation : operations) {
+      operation->bulk = is_bulk(operation->length);
       waiting_bytes_ += operation->length;
-      if (is_large(*operation)) waiting_large_bytes_ += operation->length;
+      if (operation->bulk) waiting_bulk_bytes_ += operation->length;
       live_.add(operation);
       operation->order = next_order_++;
       auto& queue = queue_of(*operation);
@@ -58,22 +62,31 @@ void Peer::submit(std::vector<std::shared_ptr<Operation>> operations) {
   }
 }
 
+bool Peer::is_bulk(uint64_t length) const {
+  if (length <= kSmallBytes) return false;
+  if (!near_ || surroundings_.options.tls != nullptr) return true;
+  uint64_t under_way = waiting_bytes_;
+  for (const Lane& lane : lanes_) under_way += lane.connection->load();
+  return under_way + length > kAloneBytes;
+}
+
 // As many connections as there are slices waiting: those that are up first, the least loaded of them first.
-// The first connection is for small operations, the others are for large ones and for large amounts.
+// The first connection is for small operations, the others are for bulk and for large amounts.
 std::vector<Outgoing*> Peer::engage_for_waiting() {
   uint64_t slice = surroundings_.options.slice_bytes;
-  uint64_t small_bytes = waiting_bytes_ - waiting_large_bytes_;
+  uint64_t small_bytes = waiting_bytes_ - waiting_bulk_bytes_;
   std::vector<Outgoing*> chosen;
   auto engage = [&chosen](Lane& lane) {
     lane.engaged = true;
     chosen.push_back(lane.connection.get());
   };
-  uint64_t bulk = waiting_large_bytes_ + (small_bytes > kManySmallBytes ? small_bytes : 0);
+  uint64_t bulk_bytes = waiting_bulk_bytes_ + (small_bytes > kManySmallBytes ? small_bytes : 0);
   uint64_t now = now_ns();
   bool first_fails = lanes_[0].retry_at_ns > now && !lanes_[0].engaged;
   if (small_bytes != 0 && !first_fails) engage(lanes_[0]);
-  if (bulk == 0 && !chosen.empty()) return with_fenced(std::move(chosen));
-  size_t wanted = chosen.size() + std::clamp<uint64_t>((bulk + slice - 1) / slice, 1, lanes_.size() - 1);
+  if (bulk_bytes == 0 && !chosen.empty()) return with_fenced(std::move(chosen));
+  size_t wanted =
+      chosen.size() + std::clamp<uint64_t>((bulk_bytes + slice - 1) / slice, 1, lanes_.size() - 1);
   struct Candidate {
     int rank;
     uint64_t load;  // copied: it changes while we sort
@@ -121,26 +134,26 @@ bool Peer::may_write(size_t index) const {
 }
 
 // The first connection only when there is no other: the threads that poll it shall not be kept busy.
-bool Peer::may_take_large(size_t index) const {
+bool Peer::may_take_bulk(size_t index) const {
   if (index != 0) return true;
   return std::none_of(lanes_.begin() + 1, lanes_.end(), [](const Lane& lane) { return lane.engaged; });
 }
 
 bool Peer::writes_wait() const {
-  return !writes_.small.operations.empty() || !writes_.large.operations.empty();
+  return !writes_.small.operations.empty() || !writes_.bulk.operations.empty();
 }
 
 bool Peer::idle() const {
-  return !writes_wait() && reads_.small.operations.empty() && reads_.large.operations.empty();
+  return !writes_wait() && reads_.small.operations.empty() && reads_.bulk.operations.empty();
 }
 
 Peer::Queue& Peer::queue_of(const Operation& operation) {
   Queues& queues = operation.opcode == MC_WRITE ? writes_ : reads_;
-  return is_large(operation) ? queues.large : queues.small;
+  return operation.bulk ? queues.bulk : queues.small;
 }
 
 // The queue whose first operation came first; nullptr when there is none.
-Peer::Queue* Peer::next_queue(bool may_write, bool may_take_large) {
+Peer::Queue* Peer::next_queue(bool may_write, bool may_take_bulk) {
   Queue* first = nullptr;
   auto consider = [&first](Queue& queue) {
     while (!queue.operations.empty() && queue.operations.front()->next == queue.operations.front()->length) {
@@ -152,16 +165,16 @@ Peer::Queue* Peer::next_queue(bool may_write, bool may_take_large) {
       first = &queue;
   };
   consider(reads_.small);
-  if (may_take_large) consider(reads_.large);
+  if (may_take_bulk) consider(reads_.bulk);
   if (may_write) consider(writes_.small);
-  if (may_write && may_take_large) consider(writes_.large);
+  if (may_write && may_take_bulk) consider(writes_.bulk);
   return first;
 }
 
 void Peer::tidy() {
   for (Queues* queues : {&reads_, &writes_}) {
     queues->small.tidy();
-    queues->large.tidy();
+    queues->bulk.tidy();
   }
 }
 
@@ -174,13 +187,13 @@ void Peer::Queue::tidy() {
 void Peer::take(size_t index, uint64_t room, size_t count, std::vector<Slice>* slices) {
   std::lock_guard lock(mutex_);
   bool writes = may_write(index);
-  bool large = may_take_large(index);
+  bool take_bulk = may_take_bulk(index);
   uint64_t slice_bytes = surroundings_.options.slice_bytes;
   // Leaves the others their part, so that a transfer that fits one window still uses every connection.
   size_t sharing = std::count_if(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.engaged; });
   room = std::min(room, std::max(slice_bytes, waiting_bytes_ / std::max<size_t>(sharing, 1)));
   for (uint64_t taken = 0; taken < room && slices->size() < count;) {
-    Queue* queue = next_queue(writes, large);
+    Queue* queue = next_queue(writes, take_bulk);
     if (queue == nullptr) return;
     const auto front = queue->operations.front();
     Operation& operation = *front;
@@ -195,7 +208,7 @@ void Peer::take(size_t index, uint64_t room, size_t count, std::vector<Slice>* s
     operation.next += length;
     ++operation.in_flight;
     waiting_bytes_ -= length;
-    if (is_large(operation)) waiting_large_bytes_ -= length;
+    if (operation.bulk) waiting_bulk_bytes_ -= length;
     taken += length;
     if (operation.next == operation.length) queue->operations.pop_front();
   }
@@ -225,7 +238,7 @@ void Peer::withdraw(Operation& operation, const Status& status) {
   if (operation.failure.ok()) operation.failure = status;
   if (operation.next == operation.length) return;
   waiting_bytes_ -= operation.length - operation.next;
-  if (is_large(operation)) waiting_large_bytes_ -= operation.length - operation.next;
+  if (operation.bulk) waiting_bulk_bytes_ -= operation.length - operation.next;
   operation.next = operation.length;
   ++queue_of(operation).ended;
 }
@@ -337,7 +350,7 @@ void Peer::wake_for_waiting() {
 }
 
 void Peer::fail_waiting(Queues& queues, const Status& status) {
-  for (Queue* queue : {&queues.small, &queues.large}) {
+  for (Queue* queue : {&queues.small, &queues.bulk}) {
     Ring<std::shared_ptr<Operation>> waiting;
     waiting.swap(queue->operations);
     for (size_t i = 0; i < waiting.size(); ++i) {

@@ -81,9 +81,9 @@ class Peer : public std::enable_shared_from_this<Peer> {
     void tidy();
   };
 
-  // Small and large ones: a small one never waits behind the slices of a large one.
+  // A small one never waits behind the slices of a bulk one.
   struct Queues {
-    Queue small, large;
+    Queue small, bulk;
   };
 
   Peer(EndpointAddress address, uint64_t session, Surroundings& surroundings);
@@ -95,25 +95,27 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void settle(const std::shared_ptr<Operation>& operation);
   void finish(const std::shared_ptr<Operation>& operation, std::vector<Completion>* completions);
   void fail_waiting(Queues& queues, const Status& status);
+  bool is_bulk(uint64_t length) const;
   bool idle() const;
   bool may_write(size_t index) const;
-  bool may_take_large(size_t index) const;
+  bool may_take_bulk(size_t index) const;
   bool writes_wait() const;
   Queue& queue_of(const Operation& operation);
-  Queue* next_queue(bool may_write, bool may_take_large);
+  Queue* next_queue(bool may_write, bool may_take_bulk);
   void tidy();
   void wake_for_waiting();
 
   const EndpointAddress address_;
   const uint64_t session_;  // random: tells the peer which connections are of the same initiator
   Surroundings& surroundings_;
+  const bool near_;  // on this host
   std::vector<Lane> lanes_;
   std::mutex mutex_;  // everything below, and the lanes' fields other than `connection`
   Queues reads_, writes_;
   std::vector<Completion> completed_;  // of slices_done(), to keep its memory
   uint64_t next_order_ = 0;
   uint64_t waiting_bytes_ = 0;
-  uint64_t waiting_large_bytes_ = 0;  // of these
+  uint64_t waiting_bulk_bytes_ = 0;  // of these
   LiveOperations live_;
 };
 

@@ -53,16 +53,19 @@ Poller::Entry Poller::find(uint64_t token) const {
   return found == watched_.end() ? Entry{} : found->second;
 }
 
-void Poller::dispatch(uint64_t token, uint32_t events) {
+bool Poller::dispatch(uint64_t token, uint32_t events) {
   Entry entry = find(token);
-  if (entry.watched != nullptr) entry.watched->on_events(events);
+  if (entry.watched == nullptr) return false;
+  entry.watched->on_events(events);
+  return true;
 }
 
 bool Poller::progress() {
   epoll_event events[16];
   int count = wait(events, 16, 0);
-  for (int i = 0; i < count; ++i) dispatch(events[i].data.u64, events[i].events);
-  return count > 0;
+  bool any = false;
+  for (int i = 0; i < count; ++i) any |= dispatch(events[i].data.u64, events[i].events);
+  return any;
 }
 
 std::vector<Poller::Entry> Poller::entries() const {

@@ -44,9 +44,10 @@ class Poller {
   void forget(uint64_t token, int fd);
 
   int wait(epoll_event* events, int most, int timeout_ms) const;
-  // Nothing when the token is forgotten: an earlier event of the same round may have ended the object.
-  void dispatch(uint64_t token, uint32_t events);
-  // Dispatches what is ready now. False: nothing was.
+  // False, and nothing, when the token is forgotten: an earlier event of the same round may have ended the
+  // object.
+  bool dispatch(uint64_t token, uint32_t events);
+  // Dispatches what is ready now. False: nothing was, or it is only waited for.
   bool progress();
 
   struct Entry {

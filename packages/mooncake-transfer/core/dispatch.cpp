@@ -104,7 +104,7 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
   if (t.state() != Transfer::State::kRunning) return {};
   // Small things are left to whoever waits for them; the rest must not depend on anybody's waiting.
   bool unattended =
-      whole && t.plan.bytes() < kSpinBytes && !options.on_moved && !options.held && options.deadline_ns == 0;
+      whole && t.plan.bytes() <= kSpinBytes && !options.on_moved && !options.held && options.deadline_ns == 0;
   if (options.deadline_ns != 0) kick();
   if (!unattended) {
     attend();

@@ -93,7 +93,7 @@ bool Engine::wait(Transfer& t, uint64_t deadline_ns) {
     if (now >= until) break;
     relax();
   }
-  if (spin != 0 && t.plan.bytes() < kSpinBytes) spin_.miss();
+  if (spin != 0 && t.plan.bytes() <= kSpinBytes) spin_.miss();
   bool nobody = false;
   if (led_.compare_exchange_strong(nobody, true)) {
     lead(t, deadline_ns);
