@@ -47,7 +47,7 @@ class TcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         slice_bytes: larger operations are cut into slices of this size, spread over the connections.
         window_bytes: bytes of requests one connection may have unanswered.
         socket_buffer_bytes: size of the kernel's send and receive buffers; 0 leaves them to the system,
-            but for a small send buffer between processes of one host.
+            but for a send buffer of 512 KiB between processes of one host.
         connect_timeout_ms: how long reaching a peer may take, over all its addresses.
         dead_peer_timeout_ms: how long a peer may leave bytes unacknowledged before it counts as gone.
         max_strangers: connections that may be open without having said hello.
