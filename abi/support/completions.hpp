@@ -48,6 +48,7 @@ class Completions {
   void push(std::span<Completion> finished);
 
   size_t poll(mc_completion* out, size_t capacity);
+  bool any() const { return waiting_.load(std::memory_order_relaxed) > 0; }
   // False when completions wait already. Otherwise the descriptor becomes readable with the next one.
   bool arm();
   int event_fd() const { return event_.get(); }
@@ -82,7 +83,7 @@ inline size_t Completions::reserve(size_t wanted) {
 
 inline void Completions::push(std::span<Completion> finished) {
   if (finished.empty()) return;
-  std::lock_guard lock(mutex_);
+  auto lock = lock_soon(mutex_);
   for (Completion& item : finished) {
     ++totals_.ops;
     totals_.errors += item.code != MC_OK;
@@ -99,7 +100,7 @@ inline void Completions::push(std::span<Completion> finished) {
 
 inline size_t Completions::poll(mc_completion* out, size_t capacity) {
   if (waiting_.load(std::memory_order_acquire) == 0) return 0;
-  std::lock_guard lock(mutex_);
+  auto lock = lock_soon(mutex_);
   size_t count = std::min(capacity, finished_.size() - head_);
   for (size_t i = 0; i < count; ++i) {
     Completion& item = finished_[head_ + i];
@@ -126,7 +127,7 @@ inline size_t Completions::poll(mc_completion* out, size_t capacity) {
 }
 
 inline bool Completions::arm() {
-  std::lock_guard lock(mutex_);
+  auto lock = lock_soon(mutex_);
   if (finished_.size() > head_) return false;
   if (std::exchange(signalled_, false)) {
     eventfd_t ignored;
@@ -137,7 +138,7 @@ inline bool Completions::arm() {
 }
 
 inline void Completions::add_to(mc_stats& stats) const {
-  std::lock_guard lock(mutex_);
+  auto lock = lock_soon(mutex_);
   stats.ops = totals_.ops;
   stats.bytes_read = totals_.bytes_read;
   stats.bytes_written = totals_.bytes_written;

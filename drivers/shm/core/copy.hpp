@@ -6,9 +6,9 @@
 namespace mooncake::shm {
 
 enum class Stores {
-  kCached,     // the bytes are likely to be read soon and fit the cache
-  kStreaming,  // past the cache: saves reading each destination line before it is overwritten, and reads from
-               // four pages in turns, which keeps more of the memory's banks and prefetchers busy
+  kCached,            // through the cache
+  kStreaming,         // past it: saves reading each destination line before it is overwritten
+  kStreamingInTurns,  // and from four pages in turns: keeps more of the memory's banks and prefetchers busy
 };
 
 // The ranges do not overlap. When it returns, other threads and processes that map the memory see the bytes.

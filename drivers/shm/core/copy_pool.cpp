@@ -8,14 +8,23 @@
 #include <utility>
 
 #include "initiator.hpp"
+#include "os.hpp"
 
 namespace mooncake::shm {
 namespace {
 
-// A caller that helps gets back to its own completions after this much, some 15 us.
-constexpr uint64_t kHelpBytes = 128 << 10;
+// A caller that helps gets back to its own completions after this much, 10 to 50 us.
+constexpr uint64_t kHelpBytes = 512 << 10;
 // Streaming needs blocks of four pages.
 constexpr uint64_t kLeastStreamBytes = 16 << 10;
+// Pieces get smaller towards the end, so that all threads are done at about the same time.
+constexpr uint64_t kLeastPieceBytes = 32 << 10;
+constexpr uint64_t kPieceUnit = 16 << 10;
+// How long a thread without work looks out for more before it sleeps: to be woken takes some 30 us.
+constexpr uint64_t kLookOutNs = 50'000;
+// Between two looks: somebody else needs the core.
+constexpr uint64_t kLostCoreNs = 200'000;
+constexpr uint64_t kNoLookOutNs = 5'000'000;
 constexpr uint32_t kMostAutomaticThreads = 8;  // more add nothing: memory channels are the limit by then
 
 uint32_t usable_cores() {
@@ -31,9 +40,10 @@ uint32_t thread_count(const Options& options) {
 
 }  // namespace
 
-CopyPool::CopyPool(const Options& options, Completions& completions)
+CopyPool::CopyPool(const Options& options, Completions& completions, StoreTuner& tuner)
     : options_(options),
       completions_(completions),
+      tuner_(tuner),
       most_threads_(thread_count(options)),
       limit_(options.workers > 0 ? options.workers + 1 : std::min(most_threads_ + 1, usable_cores())) {}
 
@@ -48,7 +58,9 @@ Status CopyPool::start() {
 }
 
 void CopyPool::start_thread() {
-  threads_.emplace_back([this] { work(); });
+  // The caller copies from the front.
+  End from = threads_.size() % 2 == 0 ? End::kBack : End::kFront;
+  threads_.emplace_back([this, from] { work(from); });
 }
 
 void CopyPool::stop() {
@@ -64,13 +76,14 @@ void CopyPool::stop() {
 void CopyPool::add(const std::shared_ptr<Job>& job) {
   std::lock_guard lock(mutex_);
   job->unfinished = job->moves.size();
+  job->end = job->moves.size();
   job->place = active_.insert(active_.end(), job);
 }
 
 void CopyPool::run(const std::shared_ptr<Job>& job, std::shared_ptr<const Access> access) {
   std::vector<Completion> ended;
   {
-    std::lock_guard lock(mutex_);
+    auto lock = lock_soon(mutex_);
     for (size_t i = 0; i < job->moves.size(); ++i) {
       const Move& move = job->moves[i];
       Status allowed = access->check(move.opcode, move.remote_offset, move.length);
@@ -78,6 +91,9 @@ void CopyPool::run(const std::shared_ptr<Job>& job, std::shared_ptr<const Access
     }
     if (job->unfinished > 0) {
       job->access = std::move(access);
+      bool tune = job->access->mapping() != nullptr && job->bytes >= options_.streaming_bytes &&
+                  job->bytes / job->moves.size() >= kLeastStreamBytes;
+      if (tune) job->stores = tuner_.choose(job->bytes);
       ready_.push_back(job);
       ready_count_.store(ready_.size(), std::memory_order_relaxed);
       // One piece is left to the caller, who is about to poll; where it does not, arm() sends it here.
@@ -90,6 +106,7 @@ void CopyPool::run(const std::shared_ptr<Job>& job, std::shared_ptr<const Access
 // With the lock held: more work than the threads at hand will soon do deserves another one.
 void CopyPool::call_another() {
   if (stopping_ || ready_.empty() || copying_.load(std::memory_order_relaxed) >= limit_) return;
+  if (looking_) return;
   if (asleep_ > 0) {
     wake_.notify_one();
   } else if (threads_.size() < most_threads_) {
@@ -104,7 +121,7 @@ void CopyPool::call_another() {
 void CopyPool::end(const std::shared_ptr<Job>& job, const Status& status) {
   std::vector<Completion> ended;
   {
-    std::lock_guard lock(mutex_);
+    auto lock = lock_soon(mutex_);
     fail_job(*job, status, ended);
   }
   completions_.push(ended);
@@ -113,10 +130,10 @@ void CopyPool::end(const std::shared_ptr<Job>& job, const Status& status) {
 void CopyPool::end_cookie(uint64_t cookie, const Status& status) {
   std::vector<Completion> ended;
   {
-    std::lock_guard lock(mutex_);
+    auto lock = lock_soon(mutex_);
     for (auto next = active_.begin(); next != active_.end();) {
       std::shared_ptr<Job> job = *next++;  // before the end of its last operation takes it off the list
-      for (size_t i = job->next; i < job->moves.size(); ++i) {
+      for (size_t i = job->next, end = job->end; i < end; ++i) {
         if (job->moves[i].cookie == cookie) fail_move(*job, i, status, ended);
       }
     }
@@ -127,7 +144,7 @@ void CopyPool::end_cookie(uint64_t cookie, const Status& status) {
 void CopyPool::end_connection(const Connection& connection, const Status& status) {
   std::vector<Completion> ended;
   {
-    std::lock_guard lock(mutex_);
+    auto lock = lock_soon(mutex_);
     for (auto next = active_.begin(); next != active_.end();) {
       std::shared_ptr<Job> job = *next++;
       if (job->connection.get() == &connection) fail_job(*job, status, ended);
@@ -136,40 +153,64 @@ void CopyPool::end_connection(const Connection& connection, const Status& status
   completions_.push(ended);
 }
 
-void CopyPool::work() {
+void CopyPool::work(End from) {
   prepare_thread("mc-shm-copy");
   std::unique_lock lock(mutex_);
   Piece piece;
+  bool busy = false;  // since it last looked out
+  uint64_t look_not_before_ns = 0;
   while (!stopping_) {
-    if (copying_.load(std::memory_order_relaxed) >= limit_ || !claim(piece, options_.chunk_bytes)) {
+    if (copying_.load(std::memory_order_relaxed) >= limit_ || !claim(piece, options_.chunk_bytes, from)) {
+      if (std::exchange(busy, false)) {
+        look_out(lock, look_not_before_ns);
+        continue;
+      }
       ++asleep_;
       wake_.wait(lock);
       --asleep_;
       continue;
     }
+    busy = true;
     call_another();
     lock.unlock();
     copy(piece);
     piece = {};
-    lock.lock();
+    lock = lock_soon(mutex_);
   }
+}
+
+// Transfers come in bursts: the next one is often posted a few microseconds after the last byte.
+void CopyPool::look_out(std::unique_lock<std::mutex>& lock, uint64_t& not_before_ns) {
+  uint64_t now = now_ns();
+  if (looking_ || now < not_before_ns) return;
+  looking_ = true;
+  lock.unlock();
+  for (uint64_t until = now + kLookOutNs; now < until && !wants_help();) {
+    relax();
+    uint64_t before = std::exchange(now, now_ns());
+    if (now - before > kLostCoreNs) not_before_ns = now + kNoLookOutNs;
+  }
+  lock = lock_soon(mutex_);
+  looking_ = false;
 }
 
 void CopyPool::help() {
   Piece piece;
   {
-    std::lock_guard lock(mutex_);
-    if (stopping_ || copying_.load(std::memory_order_relaxed) >= limit_ || !claim(piece, kHelpBytes)) return;
+    auto lock = lock_soon(mutex_);
+    if (stopping_ || copying_.load(std::memory_order_relaxed) >= limit_ ||
+        !claim(piece, kHelpBytes, End::kFront))
+      return;
   }
   copy(piece);
 }
 
-bool CopyPool::claim(Piece& piece, uint64_t most_bytes) {
+bool CopyPool::claim(Piece& piece, uint64_t most_bytes, End from) {
   while (!ready_.empty()) {
     std::shared_ptr<Job> job = std::move(ready_.front());
     ready_.pop_front();
-    claim_from(*job, piece, most_bytes);
-    if (job->next < job->moves.size()) ready_.push_back(job);
+    claim_from(*job, piece, most_bytes, from);
+    if (!job->exhausted()) ready_.push_back(job);
     ready_count_.store(ready_.size(), std::memory_order_relaxed);
     if (piece.count == 0) continue;  // ended meanwhile
     copying_.fetch_add(1, std::memory_order_relaxed);
@@ -180,45 +221,55 @@ bool CopyPool::claim(Piece& piece, uint64_t most_bytes) {
   return false;
 }
 
-void CopyPool::claim_from(Job& job, Piece& piece, uint64_t most_bytes) {
+void CopyPool::claim_from(Job& job, Piece& piece, uint64_t most_bytes, End from) {
   piece.count = 0;
   auto& moves = job.moves;
-  while (job.next < moves.size() && moves[job.next].finished) ++job.next;
-  if (job.next == moves.size()) return;
-  piece.first = job.next;
-  piece.offset = job.next_offset;
-  Move& first = moves[job.next];
-  if (uint64_t rest = first.length - job.next_offset; job.next_offset > 0 || rest > most_bytes) {
+  auto at = [&] { return from == End::kFront ? job.next : job.end - 1; };
+  while (!job.exhausted() && moves[at()].finished) job.drop(from);
+  if (job.exhausted()) return;
+  uint64_t rest = job.bytes > job.handed_out ? job.bytes - job.handed_out : 0;
+  most_bytes =
+      std::min(most_bytes, std::max(rest / (2 * limit_) / kPieceUnit * kPieceUnit, kLeastPieceBytes));
+  piece.first = at();
+  uint64_t left = job.left_of(piece.first);
+  if (left < moves[piece.first].length || left > most_bytes) {
     piece.count = 1;
-    piece.length = std::min(rest, most_bytes);
-    ++first.pieces;
-    job.next_offset += piece.length;
-    if (job.next_offset < first.length) return;
-    ++job.next;
-    job.next_offset = 0;
+    piece.length = std::min(left, most_bytes);
+    uint64_t start = piece.first == job.next ? job.next_offset : 0;
+    piece.offset = from == End::kFront ? start : start + left - piece.length;
+    (from == End::kFront ? job.next_offset : job.end_cut) += piece.length;
+    job.handed_out += piece.length;
+    ++moves[piece.first].pieces;
+    if (piece.length == left) job.drop(from);
     return;
   }
   uint64_t total = 0;
-  while (job.next < moves.size() && !moves[job.next].finished &&
-         moves[job.next].length <= most_bytes - total) {
-    total += moves[job.next].length;
-    ++moves[job.next].pieces;
-    ++job.next;
+  while (!job.exhausted()) {
+    Move& move = moves[at()];
+    if (move.finished || job.left_of(at()) < move.length || move.length > most_bytes - total) break;
+    piece.first = std::min(piece.first, at());
+    total += move.length;
+    ++move.pieces;
     ++piece.count;
+    job.drop(from);
   }
-  piece.length = first.length;
+  job.handed_out += total;
+  piece.offset = 0;
+  piece.length = moves[piece.first].length;
 }
 
 void CopyPool::copy(const Piece& piece) {
   size_t good = 0;
+  uint64_t started = now_ns();
   Status status = copy_moves(piece, good);
+  uint64_t ns = now_ns() - started;
   // A mapping outlives its owner: bytes copied from or to the memory of a dead process must not look like
   // success.
   if (Status alive = piece.access->check_alive(); !alive.ok()) {
     good = 0;
     status = std::move(alive);
   }
-  finish(piece, good, status);
+  finish(piece, good, status, ns);
 }
 
 Status CopyPool::copy_moves(const Piece& piece, size_t& good) const {
@@ -233,10 +284,9 @@ Status CopyPool::copy_moves(const Piece& piece, size_t& good) const {
     for (; good < piece.count && status.ok(); good += status.ok()) {
       const Move& move = job.moves[piece.first + good];
       uint64_t length = piece.count == 1 ? piece.length : move.length;
-      bool stream = job.bytes >= options_.streaming_bytes && move.length >= kLeastStreamBytes;
       status = access.copy(move.opcode, job.local->base + move.local_offset + piece.offset,
                            move.remote_offset + piece.offset, length,
-                           stream ? Stores::kStreaming : Stores::kCached);
+                           move.length >= kLeastStreamBytes ? job.stores.stores : Stores::kCached);
     }
     access.leave();
   }
@@ -244,31 +294,35 @@ Status CopyPool::copy_moves(const Piece& piece, size_t& good) const {
   return status;
 }
 
-void CopyPool::finish(const Piece& piece, size_t good, const Status& status) {
+void CopyPool::finish(const Piece& piece, size_t good, const Status& status, uint64_t ns) {
   Job& job = *piece.job;
   std::vector<Completion> ended;
   ended.reserve(piece.count);
   {
-    std::lock_guard lock(mutex_);
+    auto lock = lock_soon(mutex_);
     copying_.fetch_sub(1, std::memory_order_relaxed);
     for (size_t i = 0; i < piece.count; ++i) {
       Move& move = job.moves[piece.first + i];
       assert(move.pieces > 0);
       --move.pieces;
       if (i < good) {
-        move.moved += piece.count == 1 ? piece.length : move.length;
+        uint64_t bytes = piece.count == 1 ? piece.length : move.length;
+        move.moved += bytes;
+        job.copied += bytes;
         close_move(job, piece.first + i, ended);
       } else {
         fail_move(job, piece.first + i, status, ended);
       }
     }
+    job.copying_ns += ns;
+    if (job.unfinished == 0 && job.failures.empty()) tuner_.note(job.stores, job.copied, job.copying_ns);
     if (asleep_ > 0 && !ready_.empty()) call_another();
   }
   completions_.push(ended);
 }
 
 void CopyPool::fail_job(Job& job, const Status& status, std::vector<Completion>& ended) {
-  for (size_t i = job.next; i < job.moves.size(); ++i) fail_move(job, i, status, ended);
+  for (size_t i = job.next, end = job.end; i < end; ++i) fail_move(job, i, status, ended);
 }
 
 // Nothing more of the move is handed out. Where every byte was already, it ends with its own result.
@@ -276,10 +330,8 @@ void CopyPool::fail_move(Job& job, size_t index, const Status& status, std::vect
   Move& move = job.moves[index];
   if (move.finished) return;
   job.failures.emplace(index, status);
-  if (index == job.next && job.next_offset > 0) {
-    ++job.next;
-    job.next_offset = 0;
-  }
+  if (index == job.next && job.next_offset > 0) job.drop(End::kFront);
+  if (index + 1 == job.end && job.end_cut > 0) job.drop(End::kBack);
   if (move.pieces > 0) return;
   move.finished = true;
   Completion completion{move.cookie, move.moved, move.opcode, MC_OK, nullptr};

@@ -16,6 +16,7 @@
 #include "mooncake_driver.h"
 #include "options.hpp"
 #include "region.hpp"
+#include "store_tuner.hpp"
 #include "support/completions.hpp"
 
 namespace mooncake::shm {
@@ -39,8 +40,12 @@ struct Move {
   bool finished = false;
 };
 
+enum class End { kFront, kBack };
+
 // What one submit() asked for between the same two regions. Copied in pieces: parts of long operations, runs
-// of short ones.
+// of short ones. Threads take them from both ends: each then has the same part of a batch that comes again in
+// its own cache, and two that stay far apart do not get into each other's way in the memory's banks (64 MiB
+// past the caches with two cores: 43 GB/s, with neighbouring pieces 37).
 struct Job {
   std::shared_ptr<Connection> connection;
   std::shared_ptr<Region> local;
@@ -50,17 +55,35 @@ struct Job {
 
   // Guarded by the pool's mutex.
   std::shared_ptr<const Access> access;
+  StoreTuner::Choice stores;
+  uint64_t handed_out = 0;  // bytes
+  uint64_t copied = 0;      // bytes, and the time of all threads
+  uint64_t copying_ns = 0;
   size_t next = 0;           // the first move that is not wholly handed out
-  uint64_t next_offset = 0;  // how much of it is
+  uint64_t next_offset = 0;  // how much of it is, from its beginning
+  size_t end = 0;            // one behind the last such move
+  uint64_t end_cut = 0;      // how much of that is, from its end
   size_t unfinished = 0;
   std::map<size_t, Status> failures;
   std::list<std::shared_ptr<Job>>::iterator place;
+
+  bool exhausted() const { return next == end; }
+  // How much of a move, one of [next, end), is not handed out.
+  uint64_t left_of(size_t index) const {
+    return moves[index].length - (index == next ? next_offset : 0) - (index + 1 == end ? end_cut : 0);
+  }
+  // Nothing more of the first or last move is handed out. Not exhausted.
+  void drop(End from) {
+    from == End::kFront ? void(++next) : void(--end);
+    if (from == End::kFront || exhausted()) next_offset = 0;
+    if (from == End::kBack || exhausted()) end_cut = 0;
+  }
 };
 
 // Each operation of a job added completes exactly once: when its bytes are moved, or by end(). Thread-safe.
 class CopyPool {
  public:
-  CopyPool(const Options& options, Completions& completions);
+  CopyPool(const Options& options, Completions& completions, StoreTuner& tuner);
   ~CopyPool() { stop(); }
 
   Status start();
@@ -82,6 +105,10 @@ class CopyPool {
   }
   // Copies one piece of at most kHelpBytes, if there is any.
   void help();
+  // Whether all is handed out and the last pieces are being copied.
+  bool finishing() const {
+    return copying_.load(std::memory_order_relaxed) > 0 && ready_count_.load(std::memory_order_relaxed) == 0;
+  }
 
  private:
   // Moves [first, first + count) of a job, or `length` bytes from `offset` of a single one.
@@ -94,14 +121,15 @@ class CopyPool {
     uint64_t length = 0;
   };
 
-  void work();
+  void work(End from);
+  void look_out(std::unique_lock<std::mutex>& lock, uint64_t& not_before_ns);
   void start_thread();
   void call_another();
-  bool claim(Piece& piece, uint64_t most_bytes);
-  void claim_from(Job& job, Piece& piece, uint64_t most_bytes);
+  bool claim(Piece& piece, uint64_t most_bytes, End from);
+  void claim_from(Job& job, Piece& piece, uint64_t most_bytes, End from);
   void copy(const Piece& piece);
   Status copy_moves(const Piece& piece, size_t& good) const;
-  void finish(const Piece& piece, size_t good, const Status& status);
+  void finish(const Piece& piece, size_t good, const Status& status, uint64_t ns);
   // With the lock held.
   void fail_move(Job& job, size_t index, const Status& status, std::vector<Completion>& ended);
   void close_move(Job& job, size_t index, std::vector<Completion>& ended);
@@ -109,6 +137,7 @@ class CopyPool {
 
   const Options& options_;
   Completions& completions_;
+  StoreTuner& tuner_;
   const uint32_t most_threads_;
   const uint32_t limit_;  // threads that copy at the same time, callers included
 
@@ -119,6 +148,7 @@ class CopyPool {
   std::condition_variable wake_;
   std::vector<std::thread> threads_;
   uint32_t asleep_ = 0;
+  bool looking_ = false;  // one thread is awake and looks out for work
   bool stopping_ = false;
   std::list<std::shared_ptr<Job>> active_;
   // Jobs with work to hand out. Each has its turn, a piece at a time, so that none waits for all of another.

@@ -51,7 +51,7 @@ Endpoint::Endpoint(const Options& options)
     : options_(options),
       generation_(fork_generation()),
       completions_(options.queue_depth),
-      pool_(options_, completions_),
+      pool_(options_, completions_, tuner_),
       target_(loop_, options_, address_),
       initiator_(loop_, pool_, options_) {}
 

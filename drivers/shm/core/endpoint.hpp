@@ -50,7 +50,7 @@ class Endpoint {
   size_t poll(mc_completion* completions, size_t capacity);
   int event_fd() const { return completions_.event_fd(); }
   // False when poll() has something to fetch or to do.
-  bool arm() { return !pool_.wants_help() && completions_.arm(); }
+  bool arm();
   void cancel(uint64_t cookie);
 
  private:
@@ -70,6 +70,7 @@ class Endpoint {
   void look_up(const mc_op& op, Names& names) const;
   // Each returns how many completions it wrote to `finished`, which has room for one of each operation.
   size_t copy_now(const mc_op* ops, size_t count, Completion* finished);
+  Status copy_tuned(const mc_op& op, const Names& names, const Visit& visit);
   size_t hand_over(const mc_op* ops, size_t count, Completion* finished);
   void park(const mc_op& op, const Names& names, std::shared_ptr<Job>& job);
 
@@ -78,6 +79,7 @@ class Endpoint {
   Address address_{};
   Loop loop_;
   Completions completions_;
+  StoreTuner tuner_;
   CopyPool pool_;
   Target target_;
   Initiator initiator_;

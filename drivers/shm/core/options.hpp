@@ -14,7 +14,7 @@ struct Options {
   uint32_t workers = 0;  // as many as there are cores for
   uint64_t inline_bytes = 1 << 20;
   uint64_t streaming_bytes = 1 << 20;
-  uint64_t chunk_bytes = 256 << 10;
+  uint64_t chunk_bytes = 2 << 20;
   uint64_t queue_depth = 4096;
   double answer_timeout_s = 5.0;
   bool allow_other_users = false;

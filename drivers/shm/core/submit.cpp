@@ -6,8 +6,15 @@
 #include <vector>
 
 #include "endpoint.hpp"
+#include "os.hpp"
 
 namespace mooncake::shm {
+namespace {
+
+// As long as two pieces, and as it takes to be woken.
+constexpr uint64_t kLastPiecesNs = 30'000;
+
+}  // namespace
 
 class Endpoint::Visit {
  public:
@@ -50,6 +57,8 @@ class Endpoint::Visit {
     first_ = end;
   }
 
+  // Otherwise the kernel copies.
+  bool mapped() const { return access_->mapping() != nullptr; }
   RemoteRegion* remote() const { return remote_; }
 
  private:
@@ -99,8 +108,9 @@ size_t Endpoint::copy_now(const mc_op* ops, size_t count, Completion* finished) 
         initiator_.place(job);
         continue;
       }
-      status = visit.copy(op, **names.local,
-                          op.length >= options_.streaming_bytes ? Stores::kStreaming : Stores::kCached);
+      status = op.length < options_.streaming_bytes || !visit.mapped()
+                   ? visit.copy(op, **names.local, Stores::kCached)
+                   : copy_tuned(op, names, visit);
     }
     next->cookie = op.cookie;
     next->opcode = static_cast<mc_opcode>(op.opcode);
@@ -113,6 +123,14 @@ size_t Endpoint::copy_now(const mc_op* ops, size_t count, Completion* finished) 
   }
   visit.prove(next);
   return static_cast<size_t>(next - finished);
+}
+
+Status Endpoint::copy_tuned(const mc_op& op, const Names& names, const Visit& visit) {
+  StoreTuner::Choice choice = tuner_.choose(op.length);
+  uint64_t started = now_ns();
+  Status status = visit.copy(op, **names.local, choice.stores);
+  if (status.ok()) tuner_.note(choice, op.length, now_ns() - started);
+  return status;
 }
 
 size_t Endpoint::hand_over(const mc_op* ops, size_t count, Completion* finished) {
@@ -199,6 +217,14 @@ size_t Endpoint::poll(mc_completion* completions, size_t capacity) {
   if (count > 0 || !pool_.wants_help()) return count;
   pool_.help();
   return completions_.poll(completions, capacity);
+}
+
+bool Endpoint::arm() {
+  // The last pieces are over sooner than a thread that sleeps is awake again.
+  for (uint64_t until = now_ns() + kLastPiecesNs;
+       pool_.finishing() && !completions_.any() && now_ns() < until;)
+    relax();
+  return !pool_.wants_help() && completions_.arm();
 }
 
 }  // namespace mooncake::shm

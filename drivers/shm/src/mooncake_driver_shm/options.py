@@ -29,9 +29,10 @@ class ShmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             core of this process but one, at least 1 and at most 8.
         inline_bytes: what is submitted at once and is no more than this, in total, is copied on the spot;
             0 leaves everything to the workers.
-        streaming_bytes: operations from this size on are copied past the cache, where the processor can.
-        chunk_bytes: larger operations are cut into pieces of this size: between two of them an operation can
-            be cancelled, a region revoked, and another operation have its turn.
+        streaming_bytes: batches from this size on are copied through the cache or past it, whichever the
+            driver finds faster for their size; smaller ones always through it.
+        chunk_bytes: larger operations are cut into pieces of up to this size: between two of them an
+            operation can be cancelled, a region revoked, and another operation have its turn.
         queue_depth: how many operations may be under way or waiting to be fetched.
         answer_timeout_s: how long a peer may take to answer a greeting or the question for a region.
         allow_other_users: also serve peers that run as another user and hold the address and the key.
@@ -40,7 +41,7 @@ class ShmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     workers: int = 0
     inline_bytes: int = 1 << 20
     streaming_bytes: int = 1 << 20
-    chunk_bytes: int = 256 << 10
+    chunk_bytes: int = 2 << 20
     queue_depth: int = 4096
     answer_timeout_s: float = 5.0
     allow_other_users: bool = False
