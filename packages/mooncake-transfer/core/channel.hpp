@@ -40,6 +40,9 @@ struct Event {
   std::string body;
 };
 
+// What no user has a reason to change: none of it is reached by peers that work, and each bounds what one
+// that does not can cost. Only `silence_s` is a setting, TransferConfig.peer_timeout_s; tests make the others
+// small.
 struct ChannelLimits {
   size_t queued_messages = 4096;    // of one connection, received and not yet taken
   size_t queued_bytes = 64u << 20;  // likewise

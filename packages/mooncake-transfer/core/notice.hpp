@@ -25,13 +25,10 @@ struct Notice {
 
 class Notices {
  public:
-  // Lines for the log are dropped, and counted, when nobody fetches them; held transfers never are.
+  // Lines for the log are dropped when nobody fetches them; held transfers never are.
   void push(Notice notice) {
     std::lock_guard lock(mutex_);
-    if (notice.kind != Notice::Kind::kHeld && notices_.size() >= kLimit) {
-      ++dropped_;
-      return;
-    }
+    if (notice.kind != Notice::Kind::kHeld && notices_.size() >= kLimit) return;
     notices_.push_back(std::move(notice));
     ready_.notify_one();
   }
@@ -51,17 +48,12 @@ class Notices {
     closed_ = true;
     ready_.notify_all();
   }
-  uint64_t dropped() const {
-    std::lock_guard lock(mutex_);
-    return dropped_;
-  }
 
  private:
   static constexpr size_t kLimit = 256;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::condition_variable ready_;
   std::deque<Notice> notices_;
-  uint64_t dropped_ = 0;
   bool closed_ = false;
 };
 

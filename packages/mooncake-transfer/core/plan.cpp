@@ -8,6 +8,8 @@ namespace mooncake {
 
 namespace {
 
+constexpr size_t kCheckedAtOnce = 4096;  // blocks
+
 __extension__ typedef unsigned __int128 Wide;  // sums and products of 64-bit numbers never wrap in it
 
 std::string range_text(Wide offset, uint64_t length) {
@@ -23,6 +25,16 @@ Status outside(Wide offset, uint64_t length, const std::string& label, uint64_t 
 }
 
 bool inside(Wide offset, uint64_t length, uint64_t size) { return offset + length <= size; }
+
+// One of the blocks is.
+Status first_outside(const Block* block, const Plan::Bounds& bounds) {
+  for (;; ++block) {
+    if (!inside(block->local_offset, block->length, bounds.local_length))
+      return outside(block->local_offset, block->length, bounds.local_label, bounds.local_length);
+    if (!inside(block->remote_offset, block->length, bounds.remote_length))
+      return outside(block->remote_offset, block->length, bounds.remote_label, bounds.remote_length);
+  }
+}
 
 // The largest offset of a side; every one is at most this.
 Status check_side(const Grid::Side& side, size_t outer, uint64_t length, const std::string& label,
@@ -48,18 +60,28 @@ uint64_t side_bits(const Grid::Side& side, size_t outer) {
 Status Plan::of_blocks(const Block* blocks, size_t count, const Bounds& bounds, Plan* plan) {
   uint64_t bits = 0;
   uint64_t bytes = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const Block& block = blocks[i];
-    if (!inside(block.local_offset, block.length, bounds.local_length))
-      return outside(block.local_offset, block.length, bounds.local_label, bounds.local_length);
-    if (!inside(block.remote_offset, block.length, bounds.remote_length))
-      return outside(block.remote_offset, block.length, bounds.remote_label, bounds.remote_length);
-    bits |= block.local_offset | block.remote_offset | block.length;
-    if (block.length > std::numeric_limits<uint64_t>::max() - bytes)
-      return Status::error(Code::kInvalid, "the blocks have 2^64 bytes or more in all; split the transfer");
-    bytes += block.length;
+  bool too_many = false;
+  plan->blocks_.reserve(count);
+  // What is checked is the copy, while it is in the cache: the caller's rows may change meanwhile.
+  for (size_t begin = 0; begin < count;) {
+    size_t end = std::min(count, begin + kCheckedAtOnce);
+    plan->blocks_.insert(plan->blocks_.end(), blocks + begin, blocks + end);
+    bool wrong = false;  // without a branch for each block
+    for (size_t i = begin; i < end; ++i) {
+      const Block& block = plan->blocks_[i];
+      wrong |= (block.length > bounds.local_length) | (block.length > bounds.remote_length);
+      // A difference wraps only with a length that is wrong.
+      wrong |= block.local_offset > bounds.local_length - block.length;
+      wrong |= block.remote_offset > bounds.remote_length - block.length;
+      bits |= block.local_offset | block.remote_offset | block.length;
+      bytes += block.length;
+      too_many |= bytes < block.length;
+    }
+    if (wrong) return first_outside(&plan->blocks_[begin], bounds);
+    begin = end;
   }
-  plan->blocks_.assign(blocks, blocks + count);
+  if (too_many)
+    return Status::error(Code::kInvalid, "the blocks have 2^64 bytes or more in all; split the transfer");
   plan->size_ = count;
   plan->bytes_ = bytes;
   plan->alignment_bits_ = bits;
