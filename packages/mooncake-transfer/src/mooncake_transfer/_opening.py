@@ -11,7 +11,8 @@ from mooncake_transfer._errors import ConfigError, DriverUnavailable
 from mooncake_transfer._placing import place_devices
 from mooncake_transfer.config import TransferConfig
 from mooncake_transfer.drivers import DriverStatus, select_drivers
-from mooncake_transfer.hooks import DriverInfo, EndpointSpec
+from mooncake_transfer.hooks import DriverInfo, EndpointSpec, Unavailable
+from mooncake_transfer.memory import Memory
 from mooncake_transfer.plugins import driver_plugins
 from mooncake_transfer.tls import driver_options
 
@@ -49,7 +50,12 @@ def _open_driver(
 ) -> DriverStatus:
     opened = 0
     reasons = []
-    for spec in _endpoints(config, info):
+    specs = _endpoints(config, info)
+    if isinstance(specs, Unavailable):
+        if config.drivers is not None:
+            raise DriverUnavailable(f"driver {info.name!r} does not start: {specs.reason}")
+        return DriverStatus(info.name, info.priority, False, reason=specs.reason)
+    for spec in specs:
         try:
             node = nodes.get(spec.device, spec.numa_node)
             core.add_endpoint(info.load(), info.name, spec.device, node, list(spec.options.items()))
@@ -66,7 +72,7 @@ def _open_driver(
     return DriverStatus(info.name, info.priority, False, reason="; ".join(reasons))
 
 
-def _endpoints(config: TransferConfig, info: DriverInfo) -> Sequence[EndpointSpec]:
+def _endpoints(config: TransferConfig, info: DriverInfo) -> Sequence[EndpointSpec] | Unavailable:
     options = dict(config.driver_options.get(info.name, {}))
     if info.network:
         options = {**driver_options(config.tls), **options}
@@ -75,3 +81,18 @@ def _endpoints(config: TransferConfig, info: DriverInfo) -> Sequence[EndpointSpe
     if info.endpoints is None:
         return [EndpointSpec("", info.options(options))]
     return info.endpoints(options)
+
+
+def memory_of_driver(config: TransferConfig, driver: str, name: str, nbytes: int) -> Memory:
+    """Memory of the driver's own, as ``DriverInfo.allocate`` gives it.
+
+    Raises ConfigError for a driver that is not there or has none, and what the driver raises.
+    """
+    if nbytes <= 0:
+        raise ConfigError(f"cannot allocate {nbytes} bytes for region {name!r}; the size must be positive")
+    able = {info.name: info.allocate for info in driver_plugins().drivers() if info.allocate is not None}
+    if driver not in able:
+        raise ConfigError(
+            f"driver {driver!r} has no memory of its own; drivers that do: {', '.join(sorted(able)) or 'none'}"
+        )
+    return able[driver](config.driver_options.get(driver, {}), name, nbytes)

@@ -79,6 +79,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         tls: encrypts the channel, both sides prove who they are; None: neither.
         drivers: names of the drivers to use; None takes every usable installed one.
         driver_options: per driver, options as its README lists them.
+        allocate_from: driver whose own memory ``allocate()`` gives, such as ``cxl``; empty: main memory.
         connect_timeout_s: how long reaching a peer may take.
         call_timeout_s: how long an answer of a peer's handler may take.
         transfer_timeout_s: how long ``Transfer.wait()`` waits when not told otherwise.
@@ -107,6 +108,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tls: TlsConfig | None = None
     drivers: tuple[str, ...] | None = None
     driver_options: dict[str, dict[str, OptionValue]] = {}
+    allocate_from: str = ""
     connect_timeout_s: float = 5.0
     call_timeout_s: float = 30.0
     transfer_timeout_s: float = 60.0

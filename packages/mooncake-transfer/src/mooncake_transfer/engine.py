@@ -33,7 +33,7 @@ from mooncake_transfer._errors import (
 from mooncake_transfer._integrity import Checksums, Integrity
 from mooncake_transfer._metrics_export import MetricsExport
 from mooncake_transfer._notices import NoticeReader
-from mooncake_transfer._opening import open_drivers
+from mooncake_transfer._opening import memory_of_driver, open_drivers
 from mooncake_transfer._serving import Dispatcher, Handler, LostHandler
 from mooncake_transfer._watching import Watcher
 from mooncake_transfer.beacon import Beacon
@@ -148,6 +148,7 @@ class TransferEngine:
         prefault: bool = False,
         huge_pages: bool | str = False,
         numa_node: int | None = None,
+        driver: str | None = None,
     ) -> Region:
         """Allocate and register zeroed memory that same-host peers can map.
 
@@ -157,9 +158,18 @@ class TransferEngine:
             prefault: back every page now, which makes the first transfers as fast as later ones.
             huge_pages: take the machine's huge pages: True for the default size, or ``"2M"``, ``"1G"``.
             numa_node: bind it to this NUMA node.
+            driver: take it from this driver's own memory, such as the pool of ``cxl``, whose options then
+                decide on pages and node; None: as ``allocate_from`` says; empty: main memory.
 
         Raises MemoryUnavailable with the remedy, ConfigError.
         """
+        owner = self.config.allocate_from if driver is None else driver
+        if owner:
+            if prefault or huge_pages or numa_node is not None:
+                raise ConfigError(
+                    f"driver {owner!r} decides on pages and node of its memory; leave them unset"
+                )
+            return self._register(lambda name: memory_of_driver(self.config, owner, name, nbytes), name)
         return self._register(
             lambda name: allocate_shareable(
                 nbytes, name, prefault=prefault, huge_pages=huge_pages, numa_node=numa_node

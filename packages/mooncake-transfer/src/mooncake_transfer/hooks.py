@@ -28,6 +28,7 @@ from mooncake_transfer._errors import ConfigError
 __all__ = ["Available", "DriverInfo", "EndpointSpec", "RegistryInfo", "Unavailable", "hookimpl", "hookspec"]
 
 if TYPE_CHECKING:
+    from mooncake_transfer.memory import Memory
     from mooncake_transfer.registry.contract import Registry
 
 PROJECT = "mooncake"
@@ -85,8 +86,11 @@ class DriverInfo:
         trusted_probe: the probe only looks, in files and in this process: it loads no foreign code and cannot
             crash or hang. Others run in a process of their own, with a deadline, which costs a quarter of a
             second when the first engine starts.
-        endpoints: turns the user's options (raises ConfigError) into the endpoints to open, one or more;
-            None: one, with what ``options`` renders.
+        endpoints: turns the user's options (raises ConfigError) into the endpoints to open, one or more, or
+            says why there is none to open; None: one, with what ``options`` renders.
+        allocate: gives memory of the driver's own, which its peers reach: gets the user's options, the
+            region's name and the size; the memory is zeroed and given back with its ``owner``. None: it has
+            none, and moves what others allocate.
     """
 
     name: str
@@ -97,7 +101,8 @@ class DriverInfo:
     options: Callable[[Mapping[str, object]], Mapping[str, str]] = _no_options
     network: bool = False
     trusted_probe: bool = False
-    endpoints: Callable[[Mapping[str, object]], Sequence[EndpointSpec]] | None = None
+    endpoints: Callable[[Mapping[str, object]], Sequence[EndpointSpec] | Unavailable] | None = None
+    allocate: Callable[[Mapping[str, object], str, int], Memory] | None = None
 
 
 @hookspec

@@ -146,9 +146,10 @@ class MovesBytes(DriverFixtures):
     def test_memory_that_the_user_brings_moves_too(
         self, engine: TransferEngine, target: Target, kind: str
     ) -> None:
-        """Memory that the engine did not allocate, on both sides."""
+        """Memory that the engine did not allocate, on both sides, or on ours where peers reach no such."""
         nbytes = MIB + 8 * self.quirks.alignment
-        owned = target.allocate(nbytes, REMOTE_SEED, kind if self.quirks.target_kind == "engine" else None)
+        plain = self.quirks.target_kind == "engine" and not self.quirks.own_memory_only
+        owned = target.allocate(nbytes, REMOTE_SEED, kind if plain else None)
         remote = engine.import_region(owned.descriptor)
         memory = np.zeros(nbytes, np.uint8) if kind == "numpy" else bytearray(nbytes)
         with_bytes = np.frombuffer(memory, np.uint8)

@@ -21,6 +21,8 @@ class Quirks:
         target_kind: what regions of peers are made of: ``engine`` (its memory), or ``file`` for drivers
             that reach files and no memory of peers.
         scoped_keys: it has the functions grant and revoke of ABI 1.1.
+        own_memory_only: peers reach only memory that the driver allocated (``DriverInfo.allocate``); memory
+            that the user brings can be the local side of a transfer.
     """
 
     ordered: bool = False
@@ -30,3 +32,4 @@ class Quirks:
     same_process_only: bool = False
     scoped_keys: bool = True
     target_kind: str = "engine"
+    own_memory_only: bool = False
