@@ -1,0 +1,172 @@
+#include "region.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+
+#include "support/os.hpp"
+
+namespace mooncake::verbs {
+namespace {
+
+unsigned rights_of(uint32_t access) {
+  unsigned rights = 0;
+  if ((access & MC_ACCESS_READ) != 0) rights |= ibv::kRemoteRead;
+  if ((access & MC_ACCESS_WRITE) != 0) rights |= ibv::kRemoteWrite | ibv::kLocalWrite;
+  return rights;
+}
+
+Status check(const mc_memory& memory, const Device& device) {
+  if (memory.struct_size < offsetof(mc_memory, numa_node))
+    return failed(MC_INVALID, "the memory description is of an unknown version");
+  if (memory.address == 0 || memory.length == 0 || memory.address + memory.length < memory.address)
+    return failed(MC_INVALID, "the memory is empty or wraps around the address space");
+  if (memory.kind == MC_DRAM) return {};
+  if (memory.kind != MC_CUDA)
+    return failed(MC_UNSUPPORTED,
+                  "the verbs driver moves main memory, and memory of a GPU through a DMA-BUF");
+  if (memory.fd < 0)
+    return failed(MC_UNSUPPORTED, "memory of a GPU needs a DMA-BUF descriptor, and this has none");
+  if (device.verbs().reg_dmabuf_mr == nullptr)
+    return failed(MC_UNSUPPORTED, "this libibverbs has no ibv_reg_dmabuf_mr; install version 34 or newer");
+  return {};
+}
+
+}  // namespace
+
+Status Regions::register_local(Region& region) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(locals_, [](const auto& known) { return known.expired(); });
+  // Memory within what is registered already is not pinned again. Only while that stays registered: nobody
+  // tells when memory of a past registration has become other memory.
+  for (const auto& weak : locals_) {
+    auto known = weak.lock();
+    if (!known || known->kind() != MC_DRAM || region.range.kind != MC_DRAM) continue;
+    uint64_t offset = region.range.address - known->address();
+    if (region.range.address < known->address() || offset > known->length()) continue;
+    if (region.range.length > known->length() - offset) continue;
+    region.local = std::move(known);
+    return {};
+  }
+  return {};
+}
+
+Status Regions::add(const mc_memory& memory, std::shared_ptr<Region>& region) {
+  if (Status status = check(memory, *device_); !status.ok()) return status;
+  auto made = std::make_shared<Region>();
+  made->id = memory.region_id;
+  made->range = {memory.address, memory.length, memory.kind, -1, memory.fd_offset};
+  if (memory.kind == MC_CUDA) {
+    made->range.fd = fcntl(memory.fd, F_DUPFD_CLOEXEC, 0);
+    if (made->range.fd < 0) return system_failure(MC_IO, "cannot duplicate the memory's descriptor", errno);
+  }
+  made->grants.push_back({driver::key_from(memory.key), driver::kAllAccess, false, nullptr});
+  if (Status status = register_local(*made); !status.ok()) return status;
+  if (!made->local) {
+    Status status = Registration::make(*device_, options_, made->range, ibv::kLocalWrite, made->local);
+    if (!status.ok()) {
+      if (made->range.fd >= 0) close(made->range.fd);
+      return status;
+    }
+  }
+  std::lock_guard lock(mutex_);
+  locals_.push_back(made->local);
+  all_.push_back(made);
+  region = std::move(made);
+  return {};
+}
+
+Status Regions::expose(Region& region) {
+  {
+    std::lock_guard lock(mutex_);
+    if (region.grants.front().opened || region.grants.front().revoked) return {};
+  }
+  std::shared_ptr<Registration> made;
+  if (Status status = register_for(region, driver::kAllAccess, made); !status.ok()) return status;
+  std::lock_guard lock(mutex_);
+  Grant& own = region.grants.front();
+  if (!own.opened && !own.revoked) own.opened = std::move(made);
+  return {};
+}
+
+Status Regions::register_for(const Region& region, uint32_t access, std::shared_ptr<Registration>& made) {
+  return Registration::make(*device_, options_, region.range, rights_of(access), made);
+}
+
+Status Regions::grant(Region& region, const uint8_t* key, uint32_t access) {
+  if (access == 0 || (access & ~driver::kAllAccess) != 0)
+    return failed(MC_INVALID, "access " + std::to_string(access) + " is not made of mc_access bits");
+  Grant made{driver::key_from(key), access, false, nullptr};
+  if (Status status = register_for(region, access, made.opened); !status.ok()) return status;
+  std::lock_guard lock(mutex_);
+  if (region.withdrawn) return failed(MC_INVALID, "the memory is being given back");
+  region.grants.push_back(std::move(made));
+  return {};
+}
+
+Status Regions::revoke(Region& region, const uint8_t* key) {
+  std::vector<std::shared_ptr<Registration>> ended;  // outside the lock: it takes the device's time
+  {
+    std::lock_guard lock(mutex_);
+    bool found = key == nullptr;
+    for (Grant& grant : region.grants) {
+      if (key != nullptr && !driver::equal_in_constant_time(grant.key.data(), key, MC_KEY_BYTES)) continue;
+      grant.revoked = found = true;
+      ended.push_back(std::move(grant.opened));
+      grant.opened.reset();
+    }
+    if (!found) return failed(MC_INVALID, "the memory has no such key");
+  }
+  return {};
+}
+
+Status Regions::remove(Region& region, uint64_t deadline_ns) {
+  if (Status status = revoke(region, nullptr); !status.ok()) return status;
+  std::unique_lock lock(mutex_);
+  region.withdrawn = true;
+  ++waiting_;
+  while (region.users != 0) {
+    uint64_t now = driver::now_ns();
+    if (now >= deadline_ns) break;
+    unused_.wait_for(lock, std::chrono::nanoseconds(std::min<uint64_t>(deadline_ns - now, 50'000'000)));
+  }
+  --waiting_;
+  if (region.users != 0) return failed(MC_TIMEOUT, "operations of this side still use the memory");
+  std::erase_if(all_, [&](const auto& known) { return known.lock().get() == &region; });
+  auto ended = std::move(region.local);
+  region.local.reset();
+  lock.unlock();
+  ended.reset();
+  if (region.range.fd >= 0) close(region.range.fd);
+  region.range.fd = -1;
+  return {};
+}
+
+Status Regions::open(uint64_t id, const uint8_t* key, Opened& opened) {
+  std::lock_guard lock(mutex_);
+  for (const auto& weak : all_) {
+    std::shared_ptr<Region> region = weak.lock();
+    if (!region || region->id != id) continue;
+    if (region->withdrawn) break;
+    Grant* found = nullptr;
+    for (Grant& grant : region->grants) {
+      if (driver::equal_in_constant_time(grant.key.data(), key, MC_KEY_BYTES)) found = &grant;
+    }
+    if (found == nullptr) return failed(MC_REFUSED, "wrong access key for the region");
+    if (found->revoked) return failed(MC_REFUSED, "the key of the region was revoked");
+    if (!found->opened) return failed(MC_REFUSED, "the region's own key was never given to anybody");
+    opened = {found->access, found->opened};
+    return {};
+  }
+  return failed(MC_REFUSED, "the region does not exist, or was closed");
+}
+
+void Regions::notify() {
+  std::lock_guard lock(mutex_);
+  unused_.notify_all();
+}
+
+}  // namespace mooncake::verbs

@@ -1,0 +1,77 @@
+"""Describes the driver to the engine. Importing this needs neither the compiled core, nor libibverbs."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+from mooncake_driver_verbs.devices import ports, reason_for_none
+from mooncake_driver_verbs.options import endpoints, render
+from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl
+
+__all__ = ["load", "mooncake_transfer_drivers", "probe"]
+
+PRIORITY = 60  # after what stays within a host, before sockets
+LIBRARY = "libibverbs.so.1"
+LEAST_LOCKED_BYTES = 64 << 20
+CAP_IPC_LOCK = 14
+
+
+def probe() -> Available | Unavailable:
+    """Look for an active port, the library, and the right to lock memory."""
+    if importlib.util.find_spec("mooncake_driver_verbs._core") is None:
+        return Unavailable(
+            "the compiled core of mooncake-driver-verbs is missing; reinstall it, with a C++20 compiler there"
+        )
+    reason = reason_for_none()
+    if reason is not None:
+        return Unavailable(reason)
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        return Unavailable(
+            f"cannot load {LIBRARY} ({error}); install it (Debian: libibverbs1 and ibverbs-providers)"
+        )
+    most, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if most != resource.RLIM_INFINITY and most < LEAST_LOCKED_BYTES and not _may_lock_anything():
+        return Unavailable(
+            f"this process may lock {most} bytes of memory, too few to register any; "
+            "raise it (ulimit -l unlimited, or LimitMEMLOCK=infinity of its unit)"
+        )
+    return Available(tuple(str(port) for port in ports() if port.active))
+
+
+def _may_lock_anything() -> bool:
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "CapEff":
+                return bool(int(value, 16) >> CAP_IPC_LOCK & 1)
+    return False
+
+
+def load() -> object:
+    """Return the capsule with the driver's C functions."""
+    from mooncake_driver_verbs import _core
+
+    return _core.driver()
+
+
+@hookimpl
+def mooncake_transfer_drivers() -> list[DriverInfo]:
+    """Offer the one driver of this package."""
+    return [
+        DriverInfo(
+            "verbs",
+            frozenset({"dram", "cuda"}),
+            priority=PRIORITY,
+            probe=probe,
+            load=load,
+            options=render,
+            network=True,
+            endpoints=endpoints,
+        )
+    ]
