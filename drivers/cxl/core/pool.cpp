@@ -160,10 +160,10 @@ Status Pool::check_header() const {
 
 Pool::~Pool() {
   if (forked()) {
-    if (keeper_.joinable()) keeper_.detach();  // it is not in this process
-    return;
+    (void)keeper_.release();  // its thread is not in this process
+  } else {
+    leave();
   }
-  leave();
 }
 
 bool Pool::locate(const void* address, uint64_t length, uint64_t* offset) const {
@@ -206,8 +206,9 @@ Status Pool::join() {
   own.life.store(0);
   for (uint32_t i = 0; i < kUses; ++i) uses(member_)[i].grant.store(0);
   std::atomic<int> started{0};
+  keeper_ = std::make_unique<Keeper>();
   try {
-    keeper_ = std::thread([this, &started] { keep_lease(&started); });
+    keeper_->thread = std::thread([this, &started] { keep_lease(*keeper_, &started); });
   } catch (const std::system_error& error) {
     return failed(MC_NO_MEMORY, std::string("cannot start the thread that keeps the lease: ") + error.what());
   }
@@ -263,22 +264,22 @@ Status Pool::check_other_machines() {
   return {};
 }
 
-void Pool::keep_lease(std::atomic<int>* started) {
+void Pool::keep_lease(Keeper& keeper, std::atomic<int>* started) {
   prepare_thread("mc-cxl-lease");
   Member& own = member_at(member_);
-  robust_head_.list.next = &robust_entry_;
-  robust_head_.list_op_pending = nullptr;
-  robust_head_.futex_offset = reinterpret_cast<char*>(&own.life) - reinterpret_cast<char*>(&robust_entry_);
-  robust_entry_.next = &robust_head_.list;
+  keeper.head.list.next = &keeper.entry;
+  keeper.head.list_op_pending = nullptr;
+  keeper.head.futex_offset = reinterpret_cast<char*>(&own.life) - reinterpret_cast<char*>(&keeper.entry);
+  keeper.entry.next = &keeper.head.list;
   // It takes the place of the C library's list, which is empty: this thread locks no robust mutex.
-  bool held = syscall(SYS_set_robust_list, &robust_head_, sizeof robust_head_) == 0;
+  bool held = syscall(SYS_set_robust_list, &keeper.head, sizeof keeper.head) == 0;
   if (held) own.life.store(static_cast<uint32_t>(syscall(SYS_gettid)));
   started->store(held ? 1 : -1);
   started->notify_one();
   if (!held) return;
   auto rest = std::chrono::duration<double>(request_.lease_s / kBeatsPerLease);
-  std::unique_lock lock(stop_mutex_);
-  while (!stop_.wait_for(lock, rest, [this] { return stopping_; })) {
+  std::unique_lock lock(keeper.mutex);
+  while (!keeper.stop.wait_for(lock, rest, [&] { return keeper.stopping; })) {
     own.beat.fetch_add(1);
     show(&own.beat, sizeof own.beat);
   }
@@ -297,12 +298,13 @@ void Pool::leave() {
       reclaim();
     }
   }
+  if (!keeper_) return;
   {
-    std::lock_guard lock(stop_mutex_);
-    stopping_ = true;
+    std::lock_guard lock(keeper_->mutex);
+    keeper_->stopping = true;
   }
-  stop_.notify_all();
-  if (keeper_.joinable()) keeper_.join();
+  keeper_->stop.notify_all();
+  if (keeper_->thread.joinable()) keeper_->thread.join();
 }
 
 bool Pool::has_died(uint32_t member) const {

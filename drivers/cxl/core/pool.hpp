@@ -125,6 +125,16 @@ class Pool : public std::enable_shared_from_this<Pool> {
     std::atomic<uint64_t> epoch{0};
   };
 
+  // The thread that keeps the lease. Apart, because a forked child cannot destroy what a thread waits in.
+  struct Keeper {
+    std::mutex mutex;
+    std::condition_variable stop;
+    bool stopping = false;
+    std::thread thread;
+    robust_list_head head{};  // the kernel reads both when the thread ends
+    robust_list entry{};
+  };
+
   explicit Pool(const PoolRequest& request);
   Status check_header() const;
   Status write_header();
@@ -132,7 +142,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Status find_place();
   Status check_other_machines();
   void leave();
-  void keep_lease(std::atomic<int>* started);
+  void keep_lease(Keeper& keeper, std::atomic<int>* started);
   bool has_died(uint32_t member) const;
   bool in_use(uint32_t member, uint32_t index);
 
@@ -174,12 +184,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::vector<uint32_t> free_grants_;
   uint32_t grants_used_ = 0;
 
-  std::mutex stop_mutex_;
-  std::condition_variable stop_;
-  bool stopping_ = false;
-  std::thread keeper_;
-  robust_list_head robust_head_{};  // the kernel reads both when the thread ends
-  robust_list robust_entry_{};
+  std::unique_ptr<Keeper> keeper_;
 };
 
 }  // namespace mooncake::cxl
