@@ -75,7 +75,13 @@ void each_line(LineByLine work, const void* address, size_t length) {
 
 bool can_flush() { return dropper() != nullptr; }
 
-void full_fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+void full_fence() {
+#if defined(__x86_64__)
+  _mm_mfence();
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
 
 void write_back(const void* address, size_t length) {
   static const LineByLine work = writer();

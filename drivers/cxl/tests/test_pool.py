@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import random
 import signal
@@ -19,6 +20,8 @@ import pytest
 from mooncake_driver_cxl import Block, BlockInfo, Pool
 from mooncake_transfer import TransferEngine
 from mooncake_transfer.errors import ConfigError, DriverUnavailable, MemoryUnavailable
+
+log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 POOL_BYTES = 64 * MIB
@@ -96,7 +99,10 @@ def test_what_a_killed_process_had_is_given_back_and_what_it_kept_stays(pool_pat
     pool = make(pool_path)
     free = pool.free_bytes
     child = subprocess.Popen(
-        [sys.executable, "-c", CRASH, str(pool_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CRASH, str(pool_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert child.stdout is not None
     assert child.stdin is not None
@@ -134,7 +140,7 @@ for turn in range(1 << 60):
 
 def test_processes_killed_at_any_moment_leave_a_sound_table(pool_path: Path) -> None:
     seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    log.info("seed %d", seed)
     chance = random.Random(seed)
     pool = make(pool_path)
     free = pool.free_bytes
@@ -167,7 +173,7 @@ def test_a_damaged_table_is_found_and_named(pool_path: Path) -> None:
     with pool_path.open("r+b") as file:
         file.seek(BLOCK_TABLE + 24)  # the length of the first block
         file.write(struct.pack("<Q", 2 * MIB))
-    with pytest.raises(DriverUnavailable, match="block 0 in the table of the pool .* is damaged"):
+    with pytest.raises(DriverUnavailable, match=r"block 0 in the table of the pool .* is damaged"):
         pool.blocks()
     with pytest.raises(DriverUnavailable, match="is damaged"):
         pool.allocate(MIB)
@@ -183,7 +189,9 @@ def test_a_damaged_table_is_found_and_named(pool_path: Path) -> None:
         (32, struct.pack("<Q", 1 << 40), "header is damaged"),
     ],
 )
-def test_a_header_that_is_not_sound_is_refused(pool_path: Path, place: int, value: bytes, message: str) -> None:
+def test_a_header_that_is_not_sound_is_refused(
+    pool_path: Path, place: int, value: bytes, message: str
+) -> None:
     make(pool_path)
     gc.collect()
     with pool_path.open("r+b") as file:

@@ -30,8 +30,8 @@ class CxlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Settings of one endpoint. Raises ConfigError for values that cannot work.
 
     Attributes:
-        path: the pool: a DAX device (``/dev/dax0.0``), or a file on pmem, hugetlbfs or tmpfs. Empty: the driver
-            is not used.
+        path: the pool: a DAX device (``/dev/dax0.0``), or a file on pmem, hugetlbfs or tmpfs. Empty: the
+            driver is not used.
         create: make a pool of a file that is missing or empty, or of a device whose first page is zero.
         size_bytes: how large to make a file that is missing or empty; 0: the file or device tells.
         numa_node: bind a file's memory to this NUMA node, such as that of CXL memory; -1: do not.

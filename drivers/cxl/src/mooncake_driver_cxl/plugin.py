@@ -63,6 +63,7 @@ def mooncake_transfer_drivers() -> list[DriverInfo]:
             load=load,
             options=render,
             endpoints=endpoints,
+            trusted_probe=True,
             allocate=_allocate,
         ),
     ]

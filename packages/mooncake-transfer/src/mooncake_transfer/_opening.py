@@ -92,7 +92,6 @@ def memory_of_driver(config: TransferConfig, driver: str, name: str, nbytes: int
         raise ConfigError(f"cannot allocate {nbytes} bytes for region {name!r}; the size must be positive")
     able = {info.name: info.allocate for info in driver_plugins().drivers() if info.allocate is not None}
     if driver not in able:
-        raise ConfigError(
-            f"driver {driver!r} has no memory of its own; drivers that do: {', '.join(sorted(able)) or 'none'}"
-        )
+        known = ", ".join(sorted(able)) or "none"
+        raise ConfigError(f"driver {driver!r} has no memory of its own; drivers that do: {known}")
     return able[driver](config.driver_options.get(driver, {}), name, nbytes)
