@@ -24,6 +24,8 @@
 namespace {
 
 constexpr size_t kBytes = 4 << 20;
+constexpr unsigned kCallers = 3;
+constexpr size_t kShare = kBytes / kCallers;  // of the region, for each: all of them see the same mapping
 constexpr uint64_t kRegion = 7;
 const uint8_t kKey[MC_KEY_BYTES] = {1, 2, 3};
 const mc_driver_v1* const table = mooncake::cxl::driver_table();
@@ -87,7 +89,8 @@ mc_handle enroll(mc_handle endpoint, const Memory& memory, uint64_t id) {
 // One thread of an initiator: its own endpoint, so that it knows what it may expect of poll().
 class Caller {
  public:
-  Caller(const std::vector<uint8_t>& address, unsigned seed) : address_(address), seed_(seed) {
+  Caller(const std::vector<uint8_t>& address, unsigned seed)
+      : address_(address), seed_(seed), share_((seed - 1) * kShare) {
     mc_option options[] = {
         {"path", path().c_str()}, {"inline_bytes", "65536"}, {"chunk_bytes", "65536"}, {"workers", "2"}};
     require(table->open(options, 4, &endpoint_) == MC_OK, "an endpoint opens");
@@ -104,7 +107,7 @@ class Caller {
     // Each operation has a part of the memory of its own: two at the same place would be a race of ours.
     bool large = rand_r(&seed_) % 8 == 0;
     std::vector<mc_op> ops(large ? 1 : 1 + rand_r(&seed_) % 40);
-    uint64_t part = kBytes / ops.size();
+    uint64_t part = kShare / ops.size();
     for (size_t i = 0; i < ops.size(); ++i) ops[i] = random_op(i * part, large ? part : 5000);
     size_t accepted = 0;
     mc_status status = table->submit(endpoint_, ops.data(), ops.size(), &accepted);
@@ -133,7 +136,7 @@ class Caller {
     uint64_t length = 1 + static_cast<uint64_t>(rand_r(&seed_)) % most;
     uint64_t at = from + static_cast<uint64_t>(rand_r(&seed_)) % (most - length + 1);
     uint32_t opcode = rand_r(&seed_) % 2 == 0 ? MC_READ : MC_WRITE;
-    return {opcode, 0, connection_, local_, remote_, at, at, length, next_cookie_++};
+    return {opcode, 0, connection_, local_, remote_, at, share_ + at, length, next_cookie_++};
   }
 
   size_t fetch() {
@@ -154,6 +157,7 @@ class Caller {
   const std::vector<uint8_t>& address_;
   Memory memory_;
   unsigned seed_;
+  const uint64_t share_;
   mc_handle endpoint_ = 0, local_ = 0, connection_ = 0, remote_ = 0;
   uint64_t next_cookie_ = 1;
 };
@@ -205,7 +209,7 @@ int main(int count, char** arguments) {
   require(table->export_address(owner, address.data(), &length) == MC_OK, "the address is exported");
   address.resize(length);
   std::vector<std::thread> threads;
-  for (unsigned seed = 1; seed <= 3; ++seed) {
+  for (unsigned seed = 1; seed <= kCallers; ++seed) {
     threads.emplace_back([&, seed] {
       while (now_ns() < until_ns) {
         Caller caller(address, seed);
