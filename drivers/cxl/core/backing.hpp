@@ -8,7 +8,7 @@
 #include <mutex>
 #include <string>
 
-#include "common.hpp"
+#include "os.hpp"
 
 namespace mooncake::cxl {
 

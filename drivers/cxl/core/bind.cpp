@@ -71,14 +71,7 @@ PyBlock* held(const std::shared_ptr<Pool>& pool, Pool::BlockView view) {
   return new PyBlock{pool, std::move(view)};
 }
 
-}  // namespace
-
-NB_MODULE(_core, module) {
-  module.doc() = "Compiled core of the cxl driver. The engine calls it through the capsule, without Python.";
-  module.def(
-      "driver", [] { return nb::capsule(driver_table(), MC_DRIVER_CAPSULE); },
-      "The driver's C function table, as a PyCapsule.");
-
+void bind_block(nb::module_& module) {
   nb::class_<PyBlock>(module, "Block", "A piece of the pool; given back when nothing refers to it any more.")
       .def_prop_ro("address",
                    [](const PyBlock& block) { return reinterpret_cast<uintptr_t>(block.at(0, 0)); })
@@ -101,7 +94,9 @@ NB_MODULE(_core, module) {
             drop_lines(at, length);
           },
           nb::arg("offset"), nb::arg("length"), "Drop the range from the caches.");
+}
 
+void bind_pool(nb::module_& module) {
   nb::class_<PyPool>(module, "Pool", "A mapped pool, and this process as a member of it.")
       .def_prop_ro(
           "uuid",
@@ -150,7 +145,18 @@ NB_MODULE(_core, module) {
             return bytes;
           },
           "What is left of this host's share, all pieces together.");
+}
 
+}  // namespace
+
+NB_MODULE(_core, module) {
+  module.doc() = "Compiled core of the cxl driver. The engine calls it through the capsule, without Python.";
+  module.def(
+      "driver", [] { return nb::capsule(driver_table(), MC_DRIVER_CAPSULE); },
+      "The driver's C function table, as a PyCapsule.");
+
+  bind_block(module);
+  bind_pool(module);
   module.def(
       "open_pool",
       [](const std::vector<std::pair<std::string, std::string>>& options) {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string>
 
-#include "common.hpp"
 #include "mooncake_driver.h"
+#include "os.hpp"
 #include "pool.hpp"
 
 namespace mooncake::cxl {
