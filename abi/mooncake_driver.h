@@ -101,6 +101,8 @@ typedef struct mc_memory {
   uint8_t key[MC_KEY_BYTES]; /* allows reading and writing; grant() makes lesser keys */
   int32_t numa_node;         /* 1.1: where the memory lies, -1 when unknown */
   uint32_t reserved;         /* 1.1: 0 */
+  const char* location; /* 1.2: of MC_BLOCK: a URL by which the driver itself reaches the device, which then
+                           has no fd; fd_offset counts from its beginning. NULL: there is none */
 } mc_memory;
 
 /* One operation. `cookie` comes back in the completion. The ranges lie inside the local memory and, as far as

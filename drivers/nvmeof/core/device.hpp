@@ -13,6 +13,7 @@
 
 namespace mooncake::nvmeof {
 
+class Io;
 struct Piece;
 
 // Blocks that a thread is about to read, change and write back. Thread-safe.
@@ -56,7 +57,11 @@ class Device {
   // For io_uring: the descriptor that moves the bytes of a direct operation; -1: there is none.
   virtual int direct_fd() const { return -1; }
   // Starts a direct operation that will end with Io::finished(). False: the device has run() only.
-  virtual bool start(Piece&) { return false; }
+  virtual bool start(Io&, Piece&) { return false; }
+  // No operation is under way and none will come: ends what the device has of threads and connections.
+  virtual void close() {}
+  // How long writes that have failed may still be applied.
+  virtual uint64_t late_ns() { return 0; }
 
   // Around the reading, changing and writing back of one granule, also between processes.
   virtual Status lock(uint64_t block) {

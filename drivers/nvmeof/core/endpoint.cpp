@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "file.hpp"
+#include "nvme_namespace.hpp"
 #include "support/table.hpp"
 
 namespace mooncake::nvmeof {
@@ -59,7 +60,10 @@ void Endpoint::close() {
   std::vector<std::shared_ptr<Uses>> uses;
   auto withdrawn = owner_->close(uses);
   (void)wait_for(uses, deadline_after(kCloseLimitS));
-  for (const auto& region : withdrawn) forget_everywhere(*region->device);
+  for (const auto& region : withdrawn) {
+    forget_everywhere(*region->device);
+    region->device->close();
+  }
   io_->stop();
 }
 
@@ -142,16 +146,24 @@ Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered)
   } else if (memory.kind == MC_FILE || memory.kind == MC_BLOCK) {
     if (memory.fd_offset + memory.length < memory.length)
       return failed(MC_INVALID, "the region wraps around the largest offset");
-    std::shared_ptr<File> file;
-    Status status = File::open(memory.fd, memory.fd_offset + memory.length, options_.direct, file);
-    if (!status.ok()) return status;
-    region->device = std::move(file);
+    if (Status status = open_device(memory, region->device); !status.ok()) return status;
     region->device_offset = memory.fd_offset;
   } else {
     return failed(MC_UNSUPPORTED, "the nvmeof driver takes main memory, files and block devices");
   }
   if (Status status = owner_->add(region); !status.ok()) return status;
   return name(regions_.add(region), registered);
+}
+
+Status Endpoint::open_device(const mc_memory& memory, std::shared_ptr<Device>& device) const {
+  constexpr size_t kWithLocation = offsetof(mc_memory, location) + sizeof memory.location;
+  uint64_t bytes = memory.fd_offset + memory.length;
+  if (memory.struct_size >= kWithLocation && memory.location != nullptr)
+    return Namespace::open(memory.location, options_, device);
+  std::shared_ptr<File> file;
+  Status status = File::open(memory.fd, bytes, options_.direct, file);
+  device = std::move(file);
+  return status;
 }
 
 Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
@@ -162,7 +174,10 @@ Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
   (void)region->revoke(nullptr, uses);
   if (Status status = wait_for(uses, deadline_ns); !status.ok()) return status;
   io_->forget(*region);
-  if (region->device) forget_everywhere(*region->device);
+  if (region->device) {
+    forget_everywhere(*region->device);
+    region->device->close();
+  }
   regions_.take(registered);
   return {};
 }
@@ -291,6 +306,31 @@ size_t Endpoint::poll(mc_completion* completions, size_t capacity) {
 }
 
 bool Endpoint::arm() { return io_->can_sleep() && completions_.arm(); }
+
+// The files of this host need no fence. A target that was lost may apply for a while what it had taken.
+Status Endpoint::late_writes(mc_handle connection, void* token, size_t* length) {
+  std::shared_ptr<Connection> peer = connections_.get(connection);
+  if (!peer) return failed(MC_INVALID, "no connection has this handle");
+  uint64_t left = peer->owner->late_ns();
+  if (left != 0) return driver::copy_out(&left, sizeof left, token, length);
+  *length = 0;
+  return {};
+}
+
+// Nothing tells a target to forget what another association gave it: only time passes.
+Status Endpoint::fence(const void* token, size_t length, uint64_t deadline_ns) {
+  uint64_t left = 0;
+  if (length != sizeof left) return failed(MC_INVALID, "this is no token of the nvmeof driver");
+  std::memcpy(&left, token, sizeof left);
+  uint64_t limit = static_cast<uint64_t>(options_.nvme.fence_s * 1e9);
+  if (left > limit) return failed(MC_INVALID, "the token names a longer time than fence_s");
+  uint64_t until = now_ns() + left;
+  while (now_ns() < until) {
+    if (now_ns() >= deadline_ns) return failed(MC_TIMEOUT, "the target may still apply writes of before");
+    std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(until, deadline_ns) - now_ns()));
+  }
+  return {};
+}
 
 void Endpoint::cancel(uint64_t cookie) {
   io_->cancel([cookie](const Job& job) { return job.cookie == cookie; }, MC_CANCELLED);

@@ -59,9 +59,12 @@ class Endpoint {
   int event_fd() const { return io_->event_fd(); }
   bool arm();
   void cancel(uint64_t cookie);
+  Status late_writes(mc_handle connection, void* token, size_t* length);
+  Status fence(const void* token, size_t length, uint64_t deadline_ns);
 
  private:
   Status start();
+  Status open_device(const mc_memory& memory, std::shared_ptr<Device>& device) const;
   Status prepare(const mc_op& op, Job*& job);
   Status enter(const mc_op& op, RemoteRegion& remote, std::shared_ptr<Region>& region,
                std::shared_ptr<Uses>& uses);

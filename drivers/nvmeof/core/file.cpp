@@ -16,7 +16,7 @@ namespace mooncake::nvmeof {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kNameLength = 90;  // reasons have 200 bytes, and the end of a path says most
+constexpr uint64_t kNameLength = 80;  // reasons have 200 bytes, and the end of a path says most
 constexpr double kLockLimitS = 30;
 // linux/fs.h and linux/stat.h, which older build machines lack in part.
 constexpr unsigned long kBlockBytes64 = 0x80081272;  // BLKGETSIZE64

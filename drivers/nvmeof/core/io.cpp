@@ -150,7 +150,7 @@ void Io::launch(Piece& piece) {
   bool direct = unit == 1 || (piece.offset % unit == 0 && piece.length % unit == 0 &&
                               piece.offset + piece.length <= device.direct_limit() &&
                               reinterpret_cast<uintptr_t>(piece.memory) % device.memory_align() == 0);
-  if (direct && device.start(piece)) return;
+  if (direct && device.start(*this, piece)) return;
   bool polled = polled_ring_ && unit > 1;
   Ring* ring = polled ? polled_ring_.get() : ring_.get();
   piece.polled = polled;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "mooncake_driver.h"
+#include "nvme_controller.hpp"
 #include "os.hpp"
 
 namespace mooncake::nvmeof {
@@ -20,6 +21,7 @@ struct Options {
   uint64_t chunk_bytes = 1 << 20;
   uint32_t workers = 8;
   uint64_t queue_depth = 1024;
+  nvme::Settings nvme;
 };
 
 Status parse_options(const mc_option* given, size_t count, Options& options);

@@ -1,5 +1,7 @@
 #include "region.hpp"
 
+#include <algorithm>
+
 namespace mooncake::nvmeof {
 
 std::shared_ptr<Uses> Region::open(const Key& key) {
@@ -44,6 +46,15 @@ std::shared_ptr<Region> Owner::find(uint64_t region_id) {
   std::lock_guard lock(mutex_);
   auto found = regions_.find(region_id);
   return found == regions_.end() ? nullptr : found->second;
+}
+
+uint64_t Owner::late_ns() {
+  std::lock_guard lock(mutex_);
+  uint64_t longest = 0;
+  for (auto& [id, region] : regions_) {
+    if (region->device) longest = std::max(longest, region->device->late_ns());
+  }
+  return longest;
 }
 
 std::vector<std::shared_ptr<Region>> Owner::close(std::vector<std::shared_ptr<Uses>>& out) {

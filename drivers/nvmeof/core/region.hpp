@@ -80,6 +80,8 @@ class Owner {
   void remove(uint64_t region_id);
   std::shared_ptr<Region> find(uint64_t region_id);
   bool closed() const { return closed_.load(); }
+  // How long failed writes to any of its regions may still be applied.
+  uint64_t late_ns();
   // Withdraws every region; returns those that lie on devices.
   std::vector<std::shared_ptr<Region>> close(std::vector<std::shared_ptr<Uses>>& out);
 

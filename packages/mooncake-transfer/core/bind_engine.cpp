@@ -70,7 +70,8 @@ void set_policy(Engine& engine, uint32_t breaker_errors, double breaker_window_s
 
 std::shared_ptr<Region> register_region(Engine& engine, uint32_t kind, int device, uint64_t address,
                                         uint64_t length, int fd, uint64_t fd_offset, int numa_node,
-                                        uint64_t region_id, const nb::bytes& key, const std::string& name) {
+                                        uint64_t region_id, const nb::bytes& key, const std::string& name,
+                                        const std::string& location) {
   mc_memory memory{};
   memory.kind = kind;
   memory.device = device;
@@ -80,6 +81,7 @@ std::shared_ptr<Region> register_region(Engine& engine, uint32_t kind, int devic
   memory.length = length;
   memory.numa_node = numa_node;
   memory.region_id = region_id;
+  if (!location.empty()) memory.location = location.c_str();
   copy_key(key, memory.key);
   std::shared_ptr<Region> region;
   Status status;
@@ -241,7 +243,7 @@ void bind_engine(nb::module_& m) {
            })
       .def("register_region", &register_region, nb::arg("kind"), nb::arg("device"), nb::arg("address"),
            nb::arg("length"), nb::arg("fd"), nb::arg("fd_offset"), nb::arg("numa_node"), nb::arg("region_id"),
-           nb::arg("key"), nb::arg("name"))
+           nb::arg("key"), nb::arg("name"), nb::arg("location") = "")
       .def(
           "export_keys",
           [](Engine& e, const Region& region) {

@@ -8,8 +8,11 @@ from typing import Literal
 import msgspec
 
 from mooncake_transfer.driver_options import as_text, check_limits, checked
+from mooncake_transfer.errors import ConfigError
 
-__all__ = ["NvmeofOptions", "render"]
+__all__ = ["DEFAULT_HOST_NQN", "NvmeofOptions", "render"]
+
+DEFAULT_HOST_NQN = "nqn.2014-08.org.mooncake:host"
 
 # Inclusive; the compiled core checks the same limits.
 LIMITS: dict[str, tuple[float, float]] = {
@@ -17,6 +20,12 @@ LIMITS: dict[str, tuple[float, float]] = {
     "chunk_bytes": (4096, 1 << 30),
     "workers": (1, 256),
     "queue_depth": (1, 1 << 15),
+    "io_queues": (1, 64),
+    "queue_entries": (2, 1024),
+    "connect_timeout_s": (0.01, 3600),
+    "command_timeout_s": (0.01, 3600),
+    "keep_alive_s": (0, 3600),
+    "fence_s": (0, 3600),
 }
 
 
@@ -36,6 +45,18 @@ class NvmeofOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         chunk_bytes: the largest operation; longer blocks are cut.
         workers: most threads, for I/O that is not aligned and where there is no io_uring.
         queue_depth: how many operations may be under way or waiting to be fetched, over all peers.
+        host_nqn: the name by which NVMe/TCP targets know this host.
+        header_digest: headers of NVMe/TCP carry checksums (CRC32C).
+        data_digest: the data too, which costs both sides time.
+        io_queues: connections to a target beside that for administration; it may grant fewer.
+        queue_entries: commands under way on each, plus one; it may grant fewer.
+        connect_timeout_s: how long each of connecting, asking and setting up queues may take.
+        command_timeout_s: a target that does not finish a command within this is given up and connected
+            anew.
+        keep_alive_s: how often a target is asked whether it is there; it drops this host after twice as long.
+            0: never.
+        fence_s: after a connection was lost with writes under way, later writes wait so long, since the
+            target may still apply the earlier ones.
     """
 
     io: Literal["auto", "io_uring", "threads"] = "auto"
@@ -47,9 +68,20 @@ class NvmeofOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     chunk_bytes: int = 1 << 20
     workers: int = 8
     queue_depth: int = 1024
+    host_nqn: str = DEFAULT_HOST_NQN
+    header_digest: bool = False
+    data_digest: bool = False
+    io_queues: int = 2
+    queue_entries: int = 128
+    connect_timeout_s: float = 5.0
+    command_timeout_s: float = 30.0
+    keep_alive_s: float = 5.0
+    fence_s: float = 10.0
 
     def __post_init__(self) -> None:
         check_limits("nvmeof", self, LIMITS)
+        if not 0 < len(self.host_nqn) <= 223:
+            raise ConfigError(f"host_nqn has {len(self.host_nqn)} letters; a name of a host has 1 to 223")
 
 
 def render(options: Mapping[str, object]) -> dict[str, str]:

@@ -41,7 +41,16 @@ from mooncake_transfer.config import TransferConfig
 from mooncake_transfer.drivers import DriverStatus
 from mooncake_transfer.grid import Blocks
 from mooncake_transfer.introspection import STATS_METHOD, SnapshotServer
-from mooncake_transfer.memory import FileSource, Memory, RegionMap, allocate_shareable, file_source, wrap
+from mooncake_transfer.memory import (
+    DeviceSource,
+    FileSource,
+    Memory,
+    RegionMap,
+    allocate_shareable,
+    device_source,
+    file_source,
+    wrap,
+)
 from mooncake_transfer.peer import CHECKSUM_METHOD, REGION_METHOD, Caller, Peer
 from mooncake_transfer.rails import RailStatus
 from mooncake_transfer.region import Access, Region, RemoteRegion
@@ -182,11 +191,14 @@ class TransferEngine:
 
         Takes a numpy array, a torch tensor, a bytearray or any writable contiguous buffer; what has
         ``__dlpack__`` or ``__cuda_array_interface__``, in main or GPU memory; a MemoryRange (address and
-        length); a FileSource (a file or block device). The region keeps it alive until closed. Raises
-        ConfigError when it is no such memory, RegionOverlap, DriverUnavailable when no driver takes its kind.
+        length); a FileSource (a file or block device); a DeviceSource (one that only a driver reaches). The
+        region keeps it alive until closed. Raises ConfigError when it is no such memory, RegionOverlap,
+        DriverUnavailable when no driver takes its kind.
         """
         if isinstance(memory, FileSource):
             return self._register(lambda _: file_source(memory), name)
+        if isinstance(memory, DeviceSource):
+            return self._register(lambda _: device_source(memory), name)
         return self._register(lambda _: wrap(memory), name)
 
     def register_many(self, memories: Sequence[object], *, names: Sequence[str] = ()) -> list[Region]:
@@ -230,6 +242,7 @@ class TransferEngine:
                 region_id,
                 key,
                 name,
+                memory.location,
             )
         except BaseException:
             self._ranges.remove(region_id)

@@ -35,6 +35,7 @@ class Memory:
         device: ordinal of the accelerator that holds it, ``HOST`` for everything else.
         numa_node: the NUMA node it lies on or is bound to; -1 when unknown, or on several.
         writable: whether peers may be allowed to write to it.
+        location: URL of a block device that drivers reach by themselves; it has no descriptor then.
     """
 
     address: int
@@ -46,6 +47,7 @@ class Memory:
     device: int = HOST
     numa_node: int = -1
     writable: bool = True
+    location: str = ""
 
     def close(self) -> None:
         """Give back the descriptor. The bytes live on as long as a view of them does."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from mooncake_transfer._errors import ConfigError
 from mooncake_transfer._memory.description import Memory, MemoryKind
 
-__all__ = ["FileSource", "file_source"]
+__all__ = ["DeviceSource", "FileSource", "device_source", "file_source"]
 
 BLKGETSIZE64 = 0x80081272  # linux/fs.h
 BLOCKS = Path("/sys/dev/block")
@@ -33,6 +33,32 @@ class FileSource:
     offset: int = 0
     nbytes: int | None = None
     writable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSource:
+    """A part of a block device that the system does not know, but a driver reaches: an NVMe namespace, say.
+
+    Attributes:
+        location: its URL, as the driver makes it (``mooncake_driver_nvmeof.namespace(...).source()``).
+        nbytes: the size of the part in bytes.
+        offset: where the part begins, in bytes.
+    """
+
+    location: str
+    nbytes: int
+    offset: int = 0
+
+
+def device_source(source: DeviceSource) -> Memory:
+    """Describe a device that a driver reaches (kind BLOCK). Raises ConfigError for a part that cannot be."""
+    if not source.location or source.nbytes <= 0 or source.offset < 0:
+        raise ConfigError(
+            f"{source!r} names no part of a device; it needs a location, nbytes > 0 and offset >= 0"
+        )
+    return Memory(
+        0, source.nbytes, None, fd_offset=source.offset, kind=MemoryKind.BLOCK, location=source.location
+    )
 
 
 def file_source(source: FileSource) -> Memory:

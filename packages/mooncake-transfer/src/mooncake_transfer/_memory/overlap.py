@@ -118,6 +118,8 @@ def _enclose(outer: _Range, touched: slice, begin: int, end: int) -> _Range:
 
 def _place_of(memory: Memory) -> tuple[Hashable, int]:
     """The address space and first byte of a range. CUDA's addresses are unique in a process too."""
+    if memory.location:
+        return (memory.kind, memory.location), memory.fd_offset
     if memory.kind in (MemoryKind.FILE, MemoryKind.BLOCK):
         status = os.fstat(memory.fd)
         file = status.st_rdev if memory.kind is MemoryKind.BLOCK else (status.st_dev, status.st_ino)
