@@ -90,7 +90,7 @@ class Node {
     std::vector<mooncake::DriverBlob> addresses;
     check(other.engine_->export_addresses(&addresses), "export_addresses");
     std::shared_ptr<mooncake::Peer> peer;
-    check(engine_->add_peer(other.host_, connection, addresses, &peer), "add_peer");
+    check(engine_->add_peer(other.host_, connection, 1, addresses, &peer), "add_peer");
     return peer;
   }
 

@@ -196,6 +196,18 @@ mc_status revoke(mc_handle handle, mc_handle registered, const uint8_t* key, uin
                      [&](Endpoint& endpoint) { return endpoint.revoke(registered, key, deadline_ns); });
 }
 
+mc_status late_writes(mc_handle handle, mc_handle connection, void* token, size_t* length) {
+  return on_endpoint(handle, [&](Endpoint& endpoint) {
+    std::string bytes;
+    Status status = endpoint.late_writes(connection, &bytes);
+    return status.ok() ? copy_out(bytes, token, length) : status;
+  });
+}
+
+mc_status fence(mc_handle handle, const void* token, size_t length, uint64_t deadline_ns) {
+  return on_endpoint(handle, [&](Endpoint& endpoint) { return endpoint.fence(token, length, deadline_ns); });
+}
+
 constexpr mc_driver_v1 kTable = {
     .abi_major = MC_ABI_MAJOR,
     .abi_minor = MC_ABI_MINOR,
@@ -222,8 +234,8 @@ constexpr mc_driver_v1 kTable = {
     .grant = grant,
     .revoke = revoke,
     .submit_on_stream = nullptr,
-    .late_writes = nullptr,
-    .fence = nullptr,
+    .late_writes = late_writes,
+    .fence = fence,
     .notify = nullptr,
     .poll_notices = nullptr,
 };

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
 
 namespace mooncake_tcp {
 
@@ -17,6 +20,8 @@ constexpr uint64_t kInFlightBytes = 32u << 20;
 constexpr uint64_t kInFlightOps = 4096;
 // How long a peer may take to accept the rest of an answer from a region that is being closed.
 constexpr uint64_t kGraceNs = 1'000'000'000;
+// Beyond this the clock's signed count would wrap into the past.
+constexpr uint64_t kFarthestNs = uint64_t{1} << 62;
 
 std::string range_text(uint64_t offset, uint64_t length) {
   return std::to_string(length) + " bytes at " + std::to_string(offset);
@@ -327,6 +332,45 @@ Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
 Status Endpoint::cancel(uint64_t cookie) {
   for (const auto& peer : peers_.all()) peer->cancel(cookie);
   return {};
+}
+
+// ---- late writes
+
+Status Endpoint::late_writes(mc_handle connection, std::string* token) {
+  std::shared_ptr<Peer> peer = peers_.find(connection);
+  if (!peer) return {MC_INVALID, "there is no such connection"};
+  // The answers to what was dropped may be there, and nobody polls where nothing else is under way.
+  if (peer->has_late_writes()) shared_.poller.progress();
+  *token = encode_fence(peer->late_writes());
+  return {};
+}
+
+// Each of the connections is closed by its own worker, see Incoming::end_soon(): so nothing of it is being
+// applied then, and what its socket holds is gone. One whose hello comes only now has carried no write yet,
+// because initiators wait for the welcome.
+Status Endpoint::fence(const void* bytes, size_t length, uint64_t deadline_ns) {
+  FenceToken token;
+  if (!decode_fence(bytes, length, &token)) return {MC_INVALID, "these bytes are no token of the tcp driver"};
+  struct Closing {
+    std::mutex mutex;
+    std::condition_variable ended;
+    size_t left;
+  };
+  auto connections = sessions_.named(token);
+  auto closing = std::make_shared<Closing>();
+  closing->left = connections.size();
+  for (const auto& connection : connections) {
+    connection->end_soon([closing] {
+      std::lock_guard lock(closing->mutex);
+      --closing->left;
+      closing->ended.notify_all();
+    });
+  }
+  using Clock = std::chrono::steady_clock;  // CLOCK_MONOTONIC on Linux
+  Clock::time_point until(std::chrono::nanoseconds(std::min(deadline_ns, kFarthestNs)));
+  std::unique_lock lock(closing->mutex);
+  if (closing->ended.wait_until(lock, until, [&] { return closing->left == 0; })) return {};
+  return {MC_TIMEOUT, std::to_string(closing->left) + " connections are not closed yet"};
 }
 
 }  // namespace mooncake_tcp

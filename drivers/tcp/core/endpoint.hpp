@@ -44,6 +44,9 @@ class Endpoint {
   bool arm();
   int event_fd() const { return shared_.poller.fd(); }
   Status cancel(uint64_t cookie);
+  // An empty token: there is nothing to fence.
+  Status late_writes(mc_handle connection, std::string* token);
+  Status fence(const void* token, size_t length, uint64_t deadline_ns);
 
  private:
   struct Lookup;

@@ -56,7 +56,11 @@ bool Incoming::greet(const Header& header) {
     hello_ = header;
   }
   predecessors_ = older.size();
-  for (const auto& connection : older) connection->give_way_to(shared_from_this());
+  for (const auto& connection : older) {
+    connection->end_soon([successor = shared_from_this()] {
+      successor->worker_.post([successor] { successor->predecessor_closed(); });
+    });
+  }
   if (older.empty()) welcome(MC_OK);
   return true;
 }
@@ -75,11 +79,11 @@ void Incoming::welcome(mc_status status) {
 
 // Each connection is closed by its own worker: only there it is certain that no bytes are being applied. What
 // the socket still holds goes with it.
-void Incoming::give_way_to(std::shared_ptr<Incoming> successor) {
-  worker_.post([this, keep = shared_from_this(), successor = std::move(successor)] {
+void Incoming::end_soon(std::function<void()> then) {
+  worker_.post([this, keep = shared_from_this(), then = std::move(then)] {
     close_socket();
     ended();
-    successor->worker_.post([successor] { successor->predecessor_closed(); });
+    then();
   });
 }
 

@@ -1,6 +1,8 @@
 // The target's side of a connection: checks each request against the regions, and serves it.
 #pragma once
 
+#include <functional>
+
 #include "completions.hpp"
 #include "sessions.hpp"
 #include "stream.hpp"
@@ -25,8 +27,8 @@ class Incoming final : public Stream, public std::enable_shared_from_this<Incomi
   // On the worker's thread. The peer has the connect timeout to introduce itself.
   void begin(Descriptor socket);
 
-  // From any thread: close, then tell `successor`, which waits for it.
-  void give_way_to(std::shared_ptr<Incoming> successor);
+  // From any thread: close, then call `then`, on the worker's thread.
+  void end_soon(std::function<void()> then);
 
   void on_deadline() override;
   void on_revoked() override;

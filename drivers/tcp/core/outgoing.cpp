@@ -308,7 +308,9 @@ void Outgoing::drop_slice(size_t position) {
   } else if (position == 0 && receiving_payload()) {
     divert_payload();
   }
-  if (late) peer_.write_dropped(index_);  // before the completion is out, after which a new write may come
+  if (late)
+    peer_.write_dropped(index_,
+                        generation_);  // before the completion is out, after which a new write may come
   peer_.slice_failed(slice, {MC_CANCELLED, "cancelled"});
 }
 
@@ -359,7 +361,7 @@ void Outgoing::on_broken(const Status& status) {
   peer_.surroundings().counters.connections.fetch_sub(1, std::memory_order_relaxed);
   bool writes = false;
   for (size_t i = 0; i < in_flight_.size(); ++i) writes |= in_flight_[i].opcode == MC_WRITE;
-  if (writes) peer_.writes_lost(index_);  // before their completions are out
+  if (writes) peer_.writes_lost(index_, generation_);  // before their completions are out
   Status ended{status.code, label_ + ": " + status.reason};
   fail_in_flight(ended);
   peer_.lost(index_, ended, true);

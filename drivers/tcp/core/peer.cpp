@@ -311,15 +311,27 @@ void Peer::lost(size_t index, const Status& status, bool was_ready) {
   for (Outgoing* connection : woken) connection->kick();
 }
 
-void Peer::write_dropped(size_t index) {
+void Peer::write_dropped(size_t index, uint64_t generation) {
   std::lock_guard lock(mutex_);
   ++lanes_[index].dropped_writes;
+  lanes_[index].generation = generation;
 }
 
-void Peer::writes_lost(size_t index) {
+void Peer::writes_lost(size_t index, uint64_t generation) {
   std::lock_guard lock(mutex_);
   lanes_[index].dropped_writes = 0;
   lanes_[index].writes_lost = true;
+  lanes_[index].generation = generation;
+}
+
+FenceToken Peer::late_writes() {
+  FenceToken token;
+  token.session = session_;
+  std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    if (lanes_[i].fenced()) token.lanes.push_back({static_cast<uint16_t>(i), lanes_[i].generation});
+  }
+  return token;
 }
 
 void Peer::dropped_write_answered(size_t index) {

@@ -9,6 +9,7 @@
 
 #include "address.hpp"
 #include "completions.hpp"
+#include "fence_token.hpp"
 #include "operation.hpp"
 #include "options.hpp"
 #include "ring.hpp"
@@ -38,6 +39,9 @@ class Peer : public std::enable_shared_from_this<Peer> {
 
   void submit(std::vector<std::shared_ptr<Operation>> operations);
   void cancel(uint64_t cookie);
+  // Which connections may still bring bytes of writes that are over: what the peer's endpoint is to end.
+  FenceToken late_writes();
+  bool has_late_writes() { return !late_writes().lanes.empty(); }
   // Ends every operation with MC_CLOSED, and every connection.
   void disconnect();
 
@@ -50,10 +54,11 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void take(size_t index, uint64_t room, size_t count, std::vector<Slice>* slices);
   void slices_done(const std::vector<Slice>& slices);
   void slice_failed(const Slice& slice, const Status& status);
-  // What fences a connection, see Lane. Each comes before slice_failed() of the slices.
-  void write_dropped(size_t index);
+  // What fences a connection, see Lane. Each comes before slice_failed() of the slices. `generation`: of the
+  // attempt that made the connection.
+  void write_dropped(size_t index, uint64_t generation);
   void dropped_write_answered(size_t index);
-  void writes_lost(size_t index);
+  void writes_lost(size_t index, uint64_t generation);
   void welcomed(size_t index);
   // Connection `index` ended. `was_ready`: it had worked; otherwise it could not be set up.
   void lost(size_t index, const Status& status, bool was_ready);
@@ -69,6 +74,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
     // connections wait.
     size_t dropped_writes = 0;  // cancelled and not answered
     bool writes_lost = false;  // unanswered when it broke; the next welcome says that nothing is left of them
+    uint64_t generation = 0;   // of the last connection that this is about
 
     bool fenced() const { return dropped_writes != 0 || writes_lost; }
   };

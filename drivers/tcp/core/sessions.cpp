@@ -20,6 +20,20 @@ bool Sessions::enter(const Header& hello, const std::shared_ptr<Incoming>& conne
   return true;
 }
 
+std::vector<std::shared_ptr<Incoming>> Sessions::named(const FenceToken& token) {
+  std::vector<std::shared_ptr<Incoming>> found;
+  std::lock_guard lock(mutex_);
+  for (const auto& [number, generation] : token.lanes) {
+    auto lane = lanes_.find({token.session, number});
+    if (lane == lanes_.end()) continue;
+    for (const Entry& entry : lane->second) {
+      if (entry.generation > generation) continue;
+      if (auto owner = entry.owner.lock()) found.push_back(std::move(owner));
+    }
+  }
+  return found;
+}
+
 void Sessions::leave(const Header& hello, const Incoming* connection) {
   std::lock_guard lock(mutex_);
   auto lane = lanes_.find({hello.session(), hello.lane()});

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "fence_token.hpp"
 #include "wire.hpp"
 
 namespace mooncake_tcp {
@@ -21,6 +22,8 @@ class Sessions {
   // they leave. False when a newer one of the same lane is there.
   bool enter(const Header& hello, const std::shared_ptr<Incoming>& connection,
              std::vector<std::shared_ptr<Incoming>>* older);
+  // Those that the token names, and older ones of the same lanes.
+  std::vector<std::shared_ptr<Incoming>> named(const FenceToken& token);
   // The connection is closed. It need not have been entered.
   void leave(const Header& hello, const Incoming* connection);
 

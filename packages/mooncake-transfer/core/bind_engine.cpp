@@ -124,14 +124,75 @@ void close_region(Engine& engine, Region& region, double timeout_s, bool refuse_
   check(status);
 }
 
+std::shared_ptr<Peer> add_peer(Engine& engine, const std::string& label, uint64_t connection, uint64_t epoch,
+                               const Named& addresses) {
+  std::vector<DriverBlob> blobs = from_named(addresses);
+  std::shared_ptr<Peer> peer;
+  Status status;
+  {
+    Interruptible released;
+    status = engine.add_peer(label, connection, epoch, blobs, &peer);
+  }
+  throw_if_interrupted();
+  check(status);
+  return peer;
+}
+
 std::shared_ptr<RemoteRegion> import_region(Engine& engine, std::shared_ptr<Peer> peer,
                                             const std::string& name, uint64_t region_id, const nb::bytes& key,
                                             uint64_t length, const Named& keys) {
   uint8_t raw[MC_KEY_BYTES];
   copy_key(key, raw);
+  std::vector<DriverBlob> blobs = from_named(keys);
   std::shared_ptr<RemoteRegion> remote;
-  check(engine.import_region(std::move(peer), name, region_id, raw, length, from_named(keys), &remote));
+  Status status;
+  {
+    Interruptible released;
+    status = engine.import_region(std::move(peer), name, region_id, raw, length, blobs, &remote);
+  }
+  throw_if_interrupted();
+  check(status);
   return remote;
+}
+
+using Order = std::tuple<uint64_t, uint64_t, std::string, std::string, nb::bytes>;
+
+std::vector<Order> fence_orders(Engine& engine, uint64_t epoch) {
+  std::vector<LateWrites::Order> orders;
+  {
+    nb::gil_scoped_release release;
+    if (auto late = engine.late_writes_of(epoch)) orders = late->orders();
+  }
+  std::vector<Order> named;
+  for (const auto& order : orders)
+    named.emplace_back(order.way, order.failures, order.driver, order.device, to_bytes(order.token));
+  return named;
+}
+
+void fenced(Engine& engine, uint64_t epoch, const std::vector<Order>& orders) {
+  std::vector<LateWrites::Order> done;
+  for (const auto& [way, failures, driver, device, token] : orders)
+    done.push_back({way, failures, driver, device, to_string(token)});
+  nb::gil_scoped_release release;
+  if (auto late = engine.late_writes_of(epoch)) late->fenced(done);
+}
+
+void fence_answered(Engine& engine, uint64_t epoch, const std::string& failure) {
+  nb::gil_scoped_release release;
+  auto late = engine.late_writes_of(epoch);
+  if (late) late->answered(failure.empty() ? Status{} : Status::error(Code::kUnreachable, failure));
+}
+
+void fence(Engine& engine, const std::string& driver, const std::string& device, const nb::bytes& token,
+           double timeout_s) {
+  std::string bytes = to_string(token);
+  Status status;
+  {
+    Interruptible released;
+    status = engine.fence(driver, device, bytes, deadline_after(timeout_s));
+  }
+  throw_if_interrupted();
+  check(status);
 }
 
 nb::dict rail_row(const Engine& engine, const Peer& peer, const Rail& rail, uint64_t now) {
@@ -174,6 +235,8 @@ const char* kind_of(Notice::Kind kind) {
       return "rail recovered";
     case Notice::Kind::kDriverFault:
       return "driver fault";
+    case Notice::Kind::kFence:
+      return "fence";
     default:
       return "held";
   }
@@ -187,7 +250,8 @@ nb::object next_notice(Engine& engine, double timeout_s) {
     found = engine.notices().pop(deadline_after(timeout_s), &notice);
   }
   if (!found) return nb::none();
-  uint64_t token = reinterpret_cast<uint64_t>(notice.transfer.get());
+  bool fences = notice.kind == Notice::Kind::kFence;
+  uint64_t token = fences ? notice.epoch : reinterpret_cast<uint64_t>(notice.transfer.get());
   return nb::make_tuple(kind_of(notice.kind), notice.peer, notice.rail, notice.region, notice.text, token);
 }
 
@@ -256,19 +320,20 @@ void bind_engine(nb::module_& m) {
       .def("revoke", &revoke, nb::arg("region"), nb::arg("key"), nb::arg("timeout_s"))
       .def("close_region", &close_region, nb::arg("region"), nb::arg("timeout_s"),
            nb::arg("refuse_when_used"))
-      .def(
-          "add_peer",
-          [](Engine& e, const std::string& label, uint64_t connection, const Named& addresses) {
-            std::shared_ptr<Peer> peer;
-            check(e.add_peer(label, connection, from_named(addresses), &peer));
-            return peer;
-          },
-          nb::arg("label"), nb::arg("connection"), nb::arg("addresses"))
+      .def("add_peer", &add_peer, nb::arg("label"), nb::arg("connection"), nb::arg("epoch"),
+           nb::arg("addresses"))
       .def("import_region", &import_region, nb::arg("peer"), nb::arg("name"), nb::arg("region_id"),
            nb::arg("key"), nb::arg("length"), nb::arg("keys"))
       .def("next_notice", &next_notice, nb::arg("timeout_s"),
            nb::sig("def next_notice(self, timeout_s: float) -> tuple[str, str, str, str, str, int] | None"),
-           "Kind, peer, rail, region, text and the token of a held transfer.")
+           "Kind, peer, rail, region, text and a token: of the held transfer, or the epoch of the peer.")
+      .def("fence_orders", &fence_orders, nb::arg("epoch"),
+           "What that peer is to fence now: way, failures, driver, device, token.")
+      .def("fenced", &fenced, nb::arg("epoch"), nb::arg("orders"))
+      .def("fence_answered", &fence_answered, nb::arg("epoch"), nb::arg("failure"),
+           "Ends what a notice `fence` asked for; without a failure it has been done.")
+      .def("fence", &fence, nb::arg("driver"), nb::arg("device"), nb::arg("token"), nb::arg("timeout_s"),
+           "For a peer: ends what the token names.")
       .def("rails", &rails, nb::sig("def rails(self) -> list[dict[str, object]]"))
       .def("stats", &stats, nb::sig("def stats(self) -> dict[str, dict[str, int]]"));
 }

@@ -89,7 +89,11 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
     } else {
       Cut cut = peer.queue.empty() ? cut_into(t, batch) : Cut::kTurnOver;
       if (t.cutting) {
-        enqueue(transfer);
+        if (cut == Cut::kFenced) {
+          hold_behind_fence(transfer, now_ns());
+        } else {
+          enqueue(transfer);
+        }
         if (cut == Cut::kFull) block(peer);
       } else if (take_ended(t)) {
         ended.push_back(transfer);
@@ -137,7 +141,7 @@ void Engine::make_ready(Peer& peer) {
   PeerQueue& queue = peer.queue;
   if (queue.ready) unready(peer);
   uint64_t key = queue.retries.empty() ? ~uint64_t{0} : 0;
-  bool any = !queue.retries.empty();
+  bool any = !queue.retries.empty() || !queue.fenced.empty();
   for (size_t priority = 0; priority < kPriorities; ++priority) {
     if (queue.waiting[priority].empty()) continue;
     any = true;
@@ -164,11 +168,14 @@ void Engine::block(Peer& peer) {
   peer.queue.blocked = true;
   uint64_t now = now_ns();
   for (const auto& rail : peer.rails()) {
-    uint64_t until = rail->paused_until_ns();
-    if (until <= now || until >= next_retry_ns_) continue;
-    next_retry_ns_ = until;
-    kick();
+    if (rail->paused_until_ns() > now) look_again_at(rail->paused_until_ns());
   }
+}
+
+void Engine::look_again_at(uint64_t ns) {
+  if (ns >= next_retry_ns_) return;
+  next_retry_ns_ = ns;
+  kick();
 }
 
 void Engine::pump() {
@@ -191,6 +198,7 @@ void Engine::collect(Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended
     Peer& peer = *ready_.begin()->second;
     unready(peer);
     PeerQueue& queue = peer.queue;
+    bring_back_fenced(peer, batch);
     Cut cut = retry_into(peer, batch, ended);
     if (cut == Cut::kExhausted) {
       // Only retries that are not due yet are left, or nothing.
@@ -219,6 +227,10 @@ void Engine::collect(Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended
       } else if (cut == Cut::kTurnOver) {
         best->pop_front();
         best->push_back({std::move(transfer), now_ns()});
+      } else if (cut == Cut::kFenced) {
+        uint64_t since_ns = best->front().since_ns;
+        best->pop_front();
+        hold_behind_fence(std::move(transfer), since_ns);
       }
     }
     if (cut == Cut::kFull) {
@@ -252,6 +264,11 @@ Engine::Cut Engine::cut_into(Transfer& t, Batch& batch) {
     bool probe = false;
     Pick found = pick(t, 0, 1, batch.now_ns, &rail, &probe);
     if (found == Pick::kFull) return Cut::kFull;
+    if (found == Pick::kFenced) return Cut::kFenced;
+    if (found == Pick::kNoFence) {
+      give_up_behind_fence(t);
+      return Cut::kFailed;
+    }
     if (found == Pick::kNone) {
       std::string said = t.attempts();
       t.note_failure(Status::error(Code::kNoRoute,
@@ -293,13 +310,23 @@ Engine::Cut Engine::retry_into(Peer& peer, Batch& batch, std::vector<std::shared
     if (!t.cancelled && !closing_) {
       if (slice.not_before_ns > now) {
         retries.push_back(&slice);
-        next_retry_ns_ = std::min(next_retry_ns_.load(), slice.not_before_ns);
+        look_again_at(slice.not_before_ns);
         continue;
       }
       found = pick(t, slice.tried, slice.op.length, now, &rail, &probe);
       if (found == Pick::kFull) {
         retries.push_front(&slice);
         return Cut::kFull;
+      }
+      if (found == Pick::kFenced) {
+        slice.not_before_ns = now + kFenceCheckNs;
+        look_again_at(slice.not_before_ns);
+        retries.push_back(&slice);
+        continue;
+      }
+      if (found == Pick::kNoFence) {
+        give_up_behind_fence(t);
+        found = Pick::kNone;
       }
     }
     if (found == Pick::kNone) {
@@ -329,11 +356,14 @@ Engine::Cut Engine::retry_into(Peer& peer, Batch& batch, std::vector<std::shared
 
 // ---- choosing a rail
 
-Engine::Pick Engine::pick(const Transfer& t, uint64_t tried, uint64_t bytes, uint64_t now, size_t* rail,
+Engine::Pick Engine::pick(Transfer& t, uint64_t tried, uint64_t bytes, uint64_t now, size_t* rail,
                           bool* probe) {
   const auto& rails = t.remote->peer()->rails();
   uint64_t usable = t.allowed & t.remote->rails() & ~tried;
   if (usable == 0) return Pick::kNone;
+  if (t.opcode == MC_WRITE && t.remote->peer()->late()->any()) [[unlikely]] {
+    if (Pick found = behind_fence(t, now, &usable); found != Pick::kRail) return found;
+  }
   if ((usable & (usable - 1)) == 0) {
     *rail = static_cast<size_t>(__builtin_ctzll(usable));
     return rails[*rail]->room(bytes) ? Pick::kRail : Pick::kFull;
@@ -581,6 +611,7 @@ bool Engine::on_failure(Slice& slice, Status status) {
   Transfer& t = *slice.transfer;
   Peer& peer = *t.remote->peer();
   Rail& way = *peer.rails()[slice.rail];
+  if (t.opcode == MC_WRITE) peer.late()->note(peer, slice.rail, status.code != Code::kCancelled);
   std::string driver = (*endpoints_)[way.endpoint]->label() + ": ";
   if (status.reason.starts_with(driver)) status.reason.erase(0, driver.size());
   std::string reason = way.label + ": " + status.reason;
@@ -627,8 +658,7 @@ bool Engine::reroute(Slice& slice, Code code) {
     if ((t.allowed & t.remote->rails()) == 0) return false;
     slice.tried = 0;
     slice.not_before_ns = now_ns() + (kRetryDelayNs << std::min(slice.attempts++, 10u));
-    next_retry_ns_ = std::min(next_retry_ns_.load(), slice.not_before_ns);
-    kick();
+    look_again_at(slice.not_before_ns);
   }
   peer.queue.retries.push_back(&slice);
   make_ready(peer);
@@ -708,7 +738,8 @@ void Engine::cancel(Transfer& t, const Status& why) {
     drop_rest(t);
     cancel_slices(t);
     Peer& peer = *t.remote->peer();
-    if (!peer.queue.retries.empty()) make_ready(peer);  // its retries are dropped there
+    // What waits of it is dropped there.
+    if (!peer.queue.retries.empty() || !peer.queue.fenced.empty()) make_ready(peer);
     if (dropped && take_ended(t)) ended = t.shared_from_this();
   }
   if (ended) end(*ended, now_ns());
@@ -744,6 +775,8 @@ std::string Engine::explain(Transfer& t) {
     text += ", the rest waits for its turn";
     for (size_t r = 0; r < ways.size(); ++r) text += (r == 0 ? " on " : ", ") + ways[r]->label;
   }
+  if (t.failed_questions != Transfer::kNotAsked)
+    text += "; it waits for a fence: " + t.remote->peer()->late()->explain();
   std::string said = t.attempts();
   if (!said.empty()) text += "; earlier: " + said;
   return text;

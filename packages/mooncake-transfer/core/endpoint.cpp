@@ -91,6 +91,15 @@ Status Endpoint::check(const mc_driver_v1* table) {
     return Status::error(Code::kUnsupported, std::string("the driver's function table has no ") + missing +
                                                  "(), which every driver must have");
   }
+  auto whole = [&](auto member) {
+    auto place = reinterpret_cast<const char*>(&(table->*member)) - reinterpret_cast<const char*>(table);
+    return static_cast<size_t>(place) + sizeof(table->*member) <= table->struct_size && table->*member;
+  };
+  if (whole(&mc_driver_v1::late_writes) != whole(&mc_driver_v1::fence)) {
+    return Status::error(Code::kUnsupported,
+                         "the driver's function table has only one of late_writes and fence; it needs both "
+                         "or neither: install another version of the driver");
+  }
   return {};
 }
 
@@ -227,6 +236,19 @@ Status Endpoint::revoke(mc_handle registered, const uint8_t* key, uint64_t deadl
     return Status::error(Code::kUnsupported, label() + ": this driver cannot revoke a key alone");
   }
   return guarded([&] { return table_->revoke(handle_, registered, key, deadline_ns); });
+}
+
+Status Endpoint::late_writes(mc_handle connection, std::string* token) {
+  return guarded_blob("late_writes", token, [&](void* bytes, size_t* length) {
+    return table_->late_writes(handle_, connection, bytes, length);
+  });
+}
+
+Status Endpoint::fence(const std::string& token, uint64_t deadline_ns) {
+  if (!has(&mc_driver_v1::fence)) {
+    return Status::error(Code::kUnsupported, label() + ": this driver cannot fence off writes of a peer");
+  }
+  return guarded([&] { return table_->fence(handle_, token.data(), token.size(), deadline_ns); });
 }
 
 Status Endpoint::stats(mc_stats* stats) {

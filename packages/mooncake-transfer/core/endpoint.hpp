@@ -59,6 +59,10 @@ class Endpoint {
   Status grant(mc_handle registered, const uint8_t* key, uint32_t access, std::string* blob);
   Status revoke(mc_handle registered, const uint8_t* key, uint64_t deadline_ns);
   Status stats(mc_stats* stats);
+  // Whether bytes of a write may land after its completion is out with an error.
+  bool leaves_late_writes() const { return has(&mc_driver_v1::late_writes); }
+  Status late_writes(mc_handle connection, std::string* token);
+  Status fence(const std::string& token, uint64_t deadline_ns);
 
   // Takes the first `*accepted` operations. Not OK means the driver refused the first one that was not
   // accepted.

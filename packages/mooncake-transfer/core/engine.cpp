@@ -106,6 +106,8 @@ void Engine::close() {
         if (!peer) continue;
         unready(*peer);
         peer->queue.retries.clear();
+        for (Waiting& item : peer->queue.fenced) waiting.push_back(std::move(item));
+        peer->queue.fenced.clear();
         for (auto& queue : peer->queue.waiting) {
           for (Waiting& item : queue) waiting.push_back(std::move(item));
           queue.clear();
@@ -248,9 +250,10 @@ Status Engine::close_region(Region& region, uint64_t deadline_ns, bool refuse_wh
 
 // ---- peers
 
-Status Engine::add_peer(const std::string& label, uint64_t channel_connection,
+Status Engine::add_peer(const std::string& label, uint64_t channel_connection, uint64_t epoch,
                         const std::vector<DriverBlob>& addresses, std::shared_ptr<Peer>* out) {
-  auto peer = std::make_shared<Peer>(endpoints_, label, channel_connection, addresses, policy_);
+  auto peer = std::make_shared<Peer>(endpoints_, label, channel_connection, addresses, policy_,
+                                     late_writes_of(label, epoch));
   std::string reasons;
   bool reached = false;
   for (size_t rail = 0; rail < peer->rails().size(); ++rail) {

@@ -67,12 +67,21 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // ---- peers
 
-  Status add_peer(const std::string& label, uint64_t channel_connection,
+  // `epoch`: which incarnation it is.
+  Status add_peer(const std::string& label, uint64_t channel_connection, uint64_t epoch,
                   const std::vector<DriverBlob>& addresses, std::shared_ptr<Peer>* peer);
   Status import_region(std::shared_ptr<Peer> peer, const std::string& name, uint64_t region_id,
                        const uint8_t* key, uint64_t length, const std::vector<DriverBlob>& keys,
                        std::shared_ptr<RemoteRegion>* remote);
   std::vector<std::shared_ptr<Peer>> peers();
+
+  // ---- late writes, see there
+
+  // Null for an incarnation that this engine has never reached.
+  std::shared_ptr<LateWrites> late_writes_of(uint64_t epoch);
+  // For a peer: ends what the token names at the endpoint of that driver and device.
+  Status fence(const std::string& driver, const std::string& device, const std::string& token,
+               uint64_t deadline_ns);
 
   // ---- transfers
 
@@ -97,6 +106,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
  private:
   static constexpr size_t kBatch = 64;
+  static constexpr uint64_t kFenceCheckNs = 2'000'000;
   static constexpr uint64_t kSpinBytes = 1u << 20;  // waits for larger transfers say nothing about spinning
   // Operations for one endpoint, on their way from the queues to the driver.
   struct Batch {
@@ -109,8 +119,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     mc_op ops[kBatch];
     Slice* slices[kBatch];
   };
-  enum class Cut { kExhausted, kTurnOver, kFull, kOtherEndpoint, kFailed };
-  enum class Pick { kRail, kFull, kNone };
+  enum class Cut { kExhausted, kTurnOver, kFull, kOtherEndpoint, kFailed, kFenced };
+  enum class Pick { kRail, kFull, kNone, kFenced, kNoFence };
 
   // dispatch.cpp; those marked (m) are called with the mutex held
   void pump();
@@ -118,7 +128,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Cut cut_into(Transfer& transfer, Batch& batch);                                           // (m)
   Cut retry_into(Peer& peer, Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended);  // (m)
   bool place(Slice& slice, size_t rail, Batch& batch);                                      // (m)
-  Pick pick(const Transfer& transfer, uint64_t tried, uint64_t bytes, uint64_t now, size_t* rail,
+  Pick pick(Transfer& transfer, uint64_t tried, uint64_t bytes, uint64_t now, size_t* rail,
             bool* probe);  // (m)
   Pick best_of_tier(const Transfer& transfer, uint64_t rails, uint64_t bytes, size_t* rail,
                     bool* probe);  // (m)
@@ -147,6 +157,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool reroute(Slice& slice, Code code);   // (m)
   void cancel_slices(Transfer& transfer);  // (m)
 
+  // fencing.cpp
+  std::shared_ptr<LateWrites> late_writes_of(const std::string& address, uint64_t epoch);
+  Pick behind_fence(Transfer& transfer, uint64_t now_ns, uint64_t* rails);        // (m)
+  void give_up_behind_fence(Transfer& transfer);                                  // (m)
+  void hold_behind_fence(std::shared_ptr<Transfer> transfer, uint64_t since_ns);  // (m)
+  void look_again_at(uint64_t ns);                                                // (m)
+  void bring_back_fenced(Peer& peer, Batch& batch);                               // (m)
+
   // progress.cpp
   void run();
   size_t poll(bool wait_for_turn);
@@ -171,6 +189,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   SliceTable slices_;
   std::set<std::pair<uint64_t, Transfer*>> deadlines_;
   std::vector<std::weak_ptr<Peer>> peers_;
+  std::vector<std::shared_ptr<LateWrites>> late_;     // one for each incarnation of a peer
   std::vector<std::shared_ptr<Transfer>> graveyard_;  // ended by close() while threads may still look at them
   uint64_t picks_ = 0;
 

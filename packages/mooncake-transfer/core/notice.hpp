@@ -14,21 +14,22 @@
 namespace mooncake {
 
 struct Notice {
-  enum class Kind { kRailFailed, kBreakerOpened, kRailRecovered, kDriverFault, kHeld };
+  enum class Kind { kRailFailed, kBreakerOpened, kRailRecovered, kDriverFault, kHeld, kFence };
   Kind kind;
   std::string peer;
   std::string rail;
   std::string region;
   std::string text;
   std::shared_ptr<Transfer> transfer;  // of kHeld
+  uint64_t epoch = 0;                  // of kFence: which incarnation of the peer
 };
 
 class Notices {
  public:
-  // Lines for the log are dropped when nobody fetches them; held transfers never are.
+  // Lines for the log are dropped when nobody fetches them; what others wait for never is.
   void push(Notice notice) {
     std::lock_guard lock(mutex_);
-    if (notice.kind != Notice::Kind::kHeld && notices_.size() >= kLimit) return;
+    if (!waited_for(notice.kind) && notices_.size() >= kLimit) return;
     notices_.push_back(std::move(notice));
     ready_.notify_one();
   }
@@ -50,6 +51,10 @@ class Notices {
   }
 
  private:
+  static bool waited_for(Notice::Kind kind) {
+    return kind == Notice::Kind::kHeld || kind == Notice::Kind::kFence;
+  }
+
   static constexpr size_t kLimit = 256;
   std::mutex mutex_;
   std::condition_variable ready_;

@@ -46,11 +46,13 @@ void pair_devices(std::vector<Pair> pairs, size_t locals, size_t remotes, std::v
 }  // namespace
 
 Peer::Peer(std::shared_ptr<Endpoints> endpoints, std::string label, uint64_t channel_connection,
-           const std::vector<DriverBlob>& addresses, const RailPolicy& policy)
+           const std::vector<DriverBlob>& addresses, const RailPolicy& policy,
+           std::shared_ptr<LateWrites> late)
     : endpoints_(std::move(endpoints)),
       label_(std::move(label)),
       channel_connection_(channel_connection),
       policy_(policy),
+      late_(std::move(late)),
       connections_(kMaxRails) {
   uint32_t tier = 0;
   // Endpoints of one driver lie side by side, the preferred driver first.
@@ -81,9 +83,16 @@ Peer::Peer(std::shared_ptr<Endpoints> endpoints, std::string label, uint64_t cha
 }
 
 Peer::~Peer() {
+  late_->orphan(*this);
   for (size_t rail = 0; rail < rails_.size(); ++rail) {
     if (mc_handle connection = connections_[rail]) endpoint(*rails_[rail]).disconnect(connection);
   }
+}
+
+Status Peer::late_writes(size_t rail, std::string* token) {
+  mc_handle connection = connections_[rail].load(std::memory_order_acquire);
+  token->clear();
+  return connection == 0 ? Status{} : endpoint(*rails_[rail]).late_writes(connection, token);
 }
 
 Status Peer::connection(size_t rail, mc_handle* out) {

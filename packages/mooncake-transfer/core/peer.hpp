@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "late_writes.hpp"
 #include "rail.hpp"
 #include "region.hpp"
 #include "schedule.hpp"
@@ -19,7 +20,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
  public:
   // `channel_connection`: where notifications for it go, 0 when there is no channel.
   Peer(std::shared_ptr<Endpoints> endpoints, std::string label, uint64_t channel_connection,
-       const std::vector<DriverBlob>& addresses, const RailPolicy& policy);
+       const std::vector<DriverBlob>& addresses, const RailPolicy& policy, std::shared_ptr<LateWrites> late);
   ~Peer();
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
@@ -29,6 +30,10 @@ class Peer : public std::enable_shared_from_this<Peer> {
   uint64_t channel_connection() const { return channel_connection_; }
   const RailPolicy& policy() const { return policy_; }
   Endpoint& endpoint(const Rail& rail) const { return *(*endpoints_)[rail.endpoint]; }
+
+  const std::shared_ptr<LateWrites>& late() const { return late_; }
+  // Empty when nothing can land any more; see mc_driver_v1::late_writes.
+  Status late_writes(size_t rail, std::string* token);
 
   // The rail's connection; the first call begins it.
   Status connection(size_t rail, mc_handle* connection);
@@ -40,6 +45,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const std::string label_;
   const uint64_t channel_connection_;
   const RailPolicy& policy_;
+  const std::shared_ptr<LateWrites> late_;
   std::vector<std::unique_ptr<Rail>> rails_;  // by tier
   std::mutex mutex_;
   std::vector<std::atomic<mc_handle>> connections_;  // by rail

@@ -90,6 +90,13 @@ bool Rail::failed(uint64_t submitted_ns, const std::string& reason, const RailPo
   return !open_.exchange(true);
 }
 
+void Rail::suspect(const RailPolicy& policy) {
+  std::lock_guard lock(mutex_);
+  last_incident_ns_ = now_ns();
+  troubled_ = true;
+  paused_until_ns_ = std::max(paused_until_ns_.load(), last_incident_ns_ + policy.suspect_pause_ns);
+}
+
 std::string Rail::last_error() const {
   std::lock_guard lock(mutex_);
   return last_error_;

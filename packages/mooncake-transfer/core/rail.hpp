@@ -68,6 +68,8 @@ class Rail {
   // One incident counts once, however many slices it takes along: those submitted before the last incident
   // do not count again. True when the breaker opened.
   bool failed(uint64_t submitted_ns, const std::string& reason, const RailPolicy& policy);
+  // It may not work, so others are preferred for a while.
+  void suspect(const RailPolicy& policy);
   void retried() { retries.fetch_add(1, std::memory_order_relaxed); }
 
   uint64_t paused_until_ns() const { return paused_until_ns_.load(std::memory_order_relaxed); }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <vector>
 
 #include "mooncake_driver.h"
 
@@ -46,6 +47,8 @@ struct Waiting {
 struct PeerQueue {
   std::array<std::deque<Waiting>, kPriorities> waiting;
   std::deque<Slice*> retries;
+  std::vector<Waiting> fenced;  // writes that must wait until bytes of others can no longer land on theirs
+  uint64_t fenced_until_ns = 0;
   bool ready = false;    // in the engine's ready set, under `key`
   bool blocked = false;  // its rails are full: a completion makes it ready again
   uint64_t key = 0;
@@ -54,7 +57,7 @@ struct PeerQueue {
     for (const auto& queue : waiting) {
       if (!queue.empty()) return false;
     }
-    return retries.empty();
+    return retries.empty() && fenced.empty();
   }
 };
 

@@ -48,6 +48,7 @@ bool Transfer::begin(const PostOptions& post) {
   }
   cancelled = false;
   finishing = false;
+  failed_questions = kNotAsked;
   turn_slices = 0;
   turn_bytes = 0;
   options = post;

@@ -81,7 +81,9 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   uint64_t allowed = 0;  // of `rails`, those that this run may use
   bool cutting = false;  // the cursor is not at its end: counts as one of `live`
   uint64_t live = 0;
-  size_t turn_slices = 0;  // cut since it was its turn
+  static constexpr uint64_t kNotAsked = ~uint64_t{0};
+  uint64_t failed_questions = kNotAsked;  // as LateWrites counts them, since it waits for a fence
+  size_t turn_slices = 0;                 // cut since it was its turn
   uint64_t turn_bytes = 0;
   Slice* slices = nullptr;
   std::shared_ptr<Transfer> self;  // while it runs

@@ -81,12 +81,27 @@ class Engine:
 
     def close_region(self, region: Region, timeout_s: float, refuse_when_used: bool) -> None: ...
 
-    def add_peer(self, label: str, connection: int, addresses: Sequence[tuple[str, str, bytes]]) -> Peer: ...
+    def add_peer(self, label: str, connection: int, epoch: int, addresses: Sequence[tuple[str, str, bytes]]) -> Peer: ...
 
     def import_region(self, peer: Peer, name: str, region_id: int, key: bytes, length: int, keys: Sequence[tuple[str, str, bytes]]) -> RemoteRegion: ...
 
     def next_notice(self, timeout_s: float) -> tuple[str, str, str, str, str, int] | None:
-        """Kind, peer, rail, region, text and the token of a held transfer."""
+        """
+        Kind, peer, rail, region, text and a token: of the held transfer, or the epoch of the peer.
+        """
+
+    def fence_orders(self, epoch: int) -> list[tuple[int, int, str, str, bytes]]:
+        """What that peer is to fence now: way, failures, driver, device, token."""
+
+    def fenced(self, epoch: int, orders: Sequence[tuple[int, int, str, str, bytes]]) -> None: ...
+
+    def fence_answered(self, epoch: int, failure: str) -> None:
+        """
+        Ends what a notice `fence` asked for; without a failure it has been done.
+        """
+
+    def fence(self, driver: str, device: str, token: bytes, timeout_s: float) -> None:
+        """For a peer: ends what the token names."""
 
     def rails(self) -> list[dict[str, object]]: ...
 

@@ -1,4 +1,4 @@
-"""Hands what the core has to tell to the log, and transfers to be compared to who compares them."""
+"""Hands what the core has to tell to the log, and what it wants done to who does it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class NoticeReader:
     Each reason of a rail is logged once, not for every slice it affects.
     """
 
-    def __init__(self, core: CoreEngine, held: Callable[[int], None]):
+    def __init__(self, core: CoreEngine, held: Callable[[int], None], fence: Callable[[str, int], None]):
         self._core = core
         self._held = held
+        self._fence = fence
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="mooncake-notices", daemon=True)
 
@@ -51,6 +52,9 @@ class NoticeReader:
             kind, peer, rail, region, text, token = notice
             if kind == "held":
                 self._held(token)
+                continue
+            if kind == "fence":
+                self._fence(peer, token)
                 continue
             log.log(
                 LEVELS[kind],

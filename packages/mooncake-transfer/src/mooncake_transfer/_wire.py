@@ -57,6 +57,13 @@ class ChecksumQuery(msgspec.Struct, frozen=True, array_like=True):
     ranges: list[tuple[int, int]]
 
 
+class FenceOrder(msgspec.Struct, frozen=True, array_like=True):
+    """Asks to end what the tokens name, each at its driver and device, within ``timeout_s``."""
+
+    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=3600)]
+    tokens: DRIVER_BLOBS
+
+
 def protocol_of(body: bytes) -> int | None:
     """Return the protocol that a hello or descriptor of any version follows; None when it is neither."""
     try:

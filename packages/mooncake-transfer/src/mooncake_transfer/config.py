@@ -28,6 +28,7 @@ TIMES = (
     "call_timeout_s",
     "transfer_timeout_s",
     "close_timeout_s",
+    "fence_timeout_s",
     "registry_ttl_s",
     "registry_timeout_s",
     "peer_timeout_s",
@@ -84,6 +85,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         call_timeout_s: how long an answer of a peer's handler may take.
         transfer_timeout_s: how long ``Transfer.wait()`` waits when not told otherwise.
         close_timeout_s: how long closing a region waits for peers that still use it.
+        fence_timeout_s: how long a write waits for its peer to drop what is left of one that failed over
+            another rail; it fails when the peer does not.
         peer_timeout_s: how long a peer's host may answer nothing, not even that bytes have arrived, before
             its connections count as lost. It may take 3 s more to notice.
         handler_threads: how many handlers of ``serve()`` may run at once.
@@ -113,6 +116,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     call_timeout_s: float = 30.0
     transfer_timeout_s: float = 60.0
     close_timeout_s: float = 10.0
+    fence_timeout_s: float = 5.0
     peer_timeout_s: float = 15.0
     handler_threads: int = 4
     topology: str = ""

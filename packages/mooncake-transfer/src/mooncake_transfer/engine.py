@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import itertools
 import os
 import secrets
@@ -28,12 +27,13 @@ from mooncake_transfer._errors import (
     PeerIncompatible,
     PeerRestarted,
     PeerUnreachable,
-    RegionRefused,
 )
+from mooncake_transfer._fencing import Fencer, Fences
 from mooncake_transfer._integrity import Checksums, Integrity
 from mooncake_transfer._metrics_export import MetricsExport
 from mooncake_transfer._notices import NoticeReader
 from mooncake_transfer._opening import memory_of_driver, open_drivers
+from mooncake_transfer._regions_by_name import RegionsByName
 from mooncake_transfer._serving import Dispatcher, Handler, LostHandler
 from mooncake_transfer._watching import Watcher
 from mooncake_transfer.beacon import Beacon
@@ -51,7 +51,7 @@ from mooncake_transfer.memory import (
     file_source,
     wrap,
 )
-from mooncake_transfer.peer import CHECKSUM_METHOD, REGION_METHOD, Caller, Peer
+from mooncake_transfer.peer import CHECKSUM_METHOD, FENCE_METHOD, REGION_METHOD, Peer
 from mooncake_transfer.rails import RailStatus
 from mooncake_transfer.region import Access, Region, RemoteRegion
 from mooncake_transfer.registry.directory import Directory
@@ -96,14 +96,23 @@ class TransferEngine:
         sample = self.config.integrity_sample if self.config.integrity == "sample" else None
         self._verifier = Integrity(self, sample)
         self._integrity = None if self.config.integrity == "off" else self._verifier
-        self._notices = NoticeReader(self._core, self._verifier.moved)
+        self._fencer = Fencer(self, self._core, self.config.fence_timeout_s)
+        self._notices = NoticeReader(self._core, self._verifier.moved, self._fencer.ask)
         self._metrics, self._beacon = MetricsExport(), Beacon()
         self._finalizer = weakref.finalize(
             self,
             _shut_down,
             self._channel,
             self._core,
-            (self._metrics, self._beacon, self._dispatcher, self._notices, self._verifier, self._watcher),
+            (
+                self._metrics,
+                self._beacon,
+                self._dispatcher,
+                self._notices,
+                self._fencer,
+                self._verifier,
+                self._watcher,
+            ),
             self._owner_pid,
         )
         try:
@@ -133,8 +142,9 @@ class TransferEngine:
         self._core.set_policy(**msgspec.structs.asdict(config.rails))
         self.drivers = open_drivers(self._core, config)
         self._core.start()
-        self.serve(REGION_METHOD, _RegionsByName(weakref.ref(self)))
+        self.serve(REGION_METHOD, RegionsByName(weakref.ref(self)))
         self.serve(CHECKSUM_METHOD, Checksums(weakref.ref(self)))
+        self.serve(FENCE_METHOD, Fences(self._core))
         self.serve(STATS_METHOD, SnapshotServer(self))
         hello = _wire.Hello(_wire.PROTOCOL, self.epoch, address, self._core.addresses())
         self._channel.start(msgspec.msgpack.encode(hello))
@@ -306,19 +316,9 @@ class TransferEngine:
     def _encode_descriptor(
         self, region: Region, key: bytes, keys: _wire.DRIVER_BLOBS, access: Access
     ) -> bytes:
-        return msgspec.msgpack.encode(
-            _wire.Descriptor(
-                _wire.PROTOCOL,
-                self.address,
-                self.epoch,
-                region.name,
-                region._id,
-                key,
-                region.nbytes,
-                keys,
-                access,
-            )
-        )
+        owner = (_wire.PROTOCOL, self.address, self.epoch)
+        described = _wire.Descriptor(*owner, region.name, region._id, key, region.nbytes, keys, access)
+        return msgspec.msgpack.encode(described)
 
     def _close_region(self, region: Region, timeout_s: float | None, in_use: str) -> None:
         core = region._core
@@ -542,26 +542,6 @@ class TransferEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _RegionsByName:
-    """Handler of REGION_METHOD: a region's descriptor for who knows its name and key."""
-
-    def __init__(self, engine: weakref.ref[TransferEngine]):
-        self._engine = engine
-
-    def __call__(self, body: bytes, caller: Caller) -> bytes:
-        query = msgspec.msgpack.decode(body, type=_wire.RegionQuery)
-        engine = self._engine()
-        if engine is None:
-            raise EngineClosed("the engine is closing")
-        with engine._lock:
-            named = [region for region in engine._regions.values() if region.name == query.name]
-        for region in named:
-            if hmac.compare_digest(region.key, query.key):
-                return region.descriptor()
-        # One answer for both mistakes: who has no key does not learn which names exist.
-        raise RegionRefused(f"no region named {query.name!r} has this access key")
 
 
 def _decode_descriptor(descriptor: bytes) -> _wire.Descriptor:

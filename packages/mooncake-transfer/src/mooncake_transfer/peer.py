@@ -20,6 +20,7 @@ __all__ = ["Caller", "Peer"]
 
 REGION_METHOD = "mooncake.region"
 CHECKSUM_METHOD = "mooncake.checksums"
+FENCE_METHOD = "mooncake.fence"
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -94,6 +95,16 @@ class Peer:
                 f"notifying {method!r} of {self.address} (at most {limit_s:g} s): {error}"
             ) from None
 
+    def fence(self, *, timeout_s: float | None = None) -> None:
+        """Return once no byte of a write that failed or was cancelled can reach the peer's memory any more.
+
+        The engine does so by itself before it writes there again; call it before others do. Writes under way
+        over the same connections may fail over to others. Raises PeerUnreachable when the peer does not
+        confirm it within ``timeout_s`` (default: ``fence_timeout_s``), PeerRestarted when it is gone.
+        """
+        limit_s = self._engine._limit_s(timeout_s, self._engine.config.fence_timeout_s)
+        self._engine._fencer.fence(self.address, self.epoch, limit_s)
+
     def region(self, name: str, key: bytes) -> RemoteRegion:
         """Reach a region by its name and access key. Raises RegionRefused when they do not fit."""
         try:
@@ -111,5 +122,7 @@ class Peer:
     def _require_core(self) -> CorePeer:
         with self._lock:
             if self._core is None:
-                self._core = self._engine._core.add_peer(self.address, self._connection, self._hello.drivers)
+                self._core = self._engine._core.add_peer(
+                    self.address, self._connection, self.epoch, self._hello.drivers
+                )
             return self._core
