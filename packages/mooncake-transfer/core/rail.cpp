@@ -60,7 +60,6 @@ bool Rail::succeeded(uint64_t moved, uint64_t queued, uint64_t elapsed_ns) {
   if (now_ns() - elapsed_ns < last_incident_ns_) return false;
   troubled_ = false;
   told_.clear();
-  incidents_ = 0;
   next_pause_ns_ = 0;
   paused_until_ns_ = 0;
   return open_.exchange(false);
@@ -73,17 +72,17 @@ bool Rail::failed(uint64_t submitted_ns, const std::string& reason, const RailPo
   if (submitted_ns < last_incident_ns_) return false;
   uint64_t now = now_ns();
   last_incident_ns_ = now;
-  if (now - window_start_ns_ > policy.breaker_window_ns) {
-    window_start_ns_ = now;
-    incidents_ = 0;
-  }
-  ++incidents_;
+  // Successes between them do not count: a rail that fails every second slice is no better than one that is
+  // cut off.
+  while (!incidents_.empty() && now - incidents_.front() > policy.breaker_window_ns) incidents_.pop_front();
+  incidents_.push_back(now);
   troubled_ = true;
   // An open breaker lets a trial through when its pause is over; a trial that fails opens it again.
-  if (incidents_ < policy.breaker_errors && !open_) {
+  if (incidents_.size() < policy.breaker_errors && !open_) {
     paused_until_ns_ = now + policy.suspect_pause_ns;
     return false;
   }
+  incidents_.clear();
   next_pause_ns_ = next_pause_ns_ == 0 ? policy.breaker_pause_ns
                                        : std::min(2 * next_pause_ns_, policy.breaker_max_pause_ns);
   paused_until_ns_ = now + next_pause_ns_;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <mutex>
 #include <string>
 
@@ -12,7 +13,7 @@ namespace mooncake {
 
 // How rails are chosen and when they are given up. Set once, before the engine starts.
 struct RailPolicy {
-  uint32_t breaker_errors = 3;  // incidents within `breaker_window_ns` that open the breaker
+  uint32_t breaker_errors = 3;  // incidents within `breaker_window_ns`, successes between or not
   uint64_t breaker_window_ns = 10'000'000'000;
   uint64_t breaker_pause_ns = 30'000'000'000;       // doubles with each opening that follows another ...
   uint64_t breaker_max_pause_ns = 300'000'000'000;  // ... up to this
@@ -93,8 +94,7 @@ class Rail {
 
   mutable std::mutex mutex_;  // what follows
   uint64_t last_incident_ns_ = 0;
-  uint64_t window_start_ns_ = 0;
-  uint32_t incidents_ = 0;
+  std::deque<uint64_t> incidents_;  // when they were, since the breaker opened last
   uint64_t next_pause_ns_ = 0;
   std::string last_error_;
   std::string told_;

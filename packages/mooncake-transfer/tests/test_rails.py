@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -157,6 +157,29 @@ def test_a_burst_of_failures_is_one_incident_and_three_incidents_open_the_breake
         return pair.rail("fake1", "fake1").state == "closed"
 
     wait_until(it_closed, "a trial after the pause succeeds")
+    pair.check_written()
+
+
+def test_a_rail_that_fails_every_second_slice_is_paused(stack: ExitStack) -> None:
+    rails = RailConfig(breaker_pause_s=30, suspect_pause_s=0.001, probe_every=0)
+    pair = Pair(stack, 4096, rails=rails)  # too little to measure by, so the first rail stays first
+    device = pair.fabric.device("near", 0)
+
+    def write_until(counted: Callable[[], int], what: str) -> None:
+        before = counted()
+
+        def it_counts() -> bool:
+            pair.write().wait(DEADLINE_S)
+            return counted() > before
+
+        wait_until(it_counts, what)
+
+    for _ in range(3):
+        write_until(lambda: device.counters().completed, "it succeeds")
+        assert pair.rail("fake0", "fake0").state != "open"
+        device.fail(next=1)
+        write_until(lambda: pair.rail("fake0", "fake0").errors, "it fails")
+    assert pair.rail("fake0", "fake0").state == "open"
     pair.check_written()
 
 

@@ -42,7 +42,7 @@ class RailConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         slice_bytes: how a transfer is cut when several rails share it.
         slow_ratio: a rail so many times slower than the best one gets no more than probes.
         probe_every: one slice in so many goes to the next rail in turn, whatever is predicted; 0: never.
-        breaker_errors: incidents within ``breaker_window_s`` that pause a rail.
+        breaker_errors: incidents within ``breaker_window_s`` that pause a rail, whatever succeeds between.
         breaker_window_s: see ``breaker_errors``.
         breaker_pause_s: the first pause; a rail that then fails again is paused twice as long.
         breaker_max_pause_s: the longest pause.
