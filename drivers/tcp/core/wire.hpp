@@ -59,10 +59,11 @@ inline const char* text_of(uint16_t refusal) {
   }
 }
 
-// Whether every later request for the same region with the same key will be refused too.
+// Whether every later request for the same region with the same key will be refused too. An unknown region or
+// a wrong key is not: those may be of a request that was spoilt on its way.
 inline bool is_final(uint16_t refusal) {
   auto why = static_cast<Refusal>(refusal);
-  return why != Refusal::kNone && why != Refusal::kOutside && why != Refusal::kForbidden;
+  return why == Refusal::kClosing || why == Refusal::kRevoked;
 }
 
 // Little-endian, 64 bytes. Members that an op does not use are 0.
