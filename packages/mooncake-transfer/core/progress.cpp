@@ -142,7 +142,12 @@ void Engine::run() {
     uint64_t timer = run_timers();
     if (queued_ != 0) pump();
     if (led_) {
-      sleep_until(wake_fd_, std::min(timer, now_ns() + kLedCheckNs));
+      // Who leads sleeps on descriptors, and knows nothing of operations that came to a driver without one.
+      bool unseen = std::any_of(endpoints_->begin(), endpoints_->end(), [](auto& endpoint) {
+        return endpoint->outstanding != 0 && endpoint->event_fd() < 0;
+      });
+      if (unseen) poll(false);
+      sleep_until(wake_fd_, std::min(timer, now_ns() + (unseen ? kTimedPollNs : kLedCheckNs)));
       continue;
     }
     uint64_t now = now_ns();

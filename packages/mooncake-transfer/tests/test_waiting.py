@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import msgspec
 import pytest
 
 from mooncake_transfer import RailConfig, Region, RemoteRegion, Transfer, TransferEngine
@@ -115,6 +116,42 @@ def test_a_failure_is_told_while_somebody_waits(three: Three) -> None:
         with pytest.raises(PeerUnreachable):
             three.write(three.to_quick).wait(10)
         assert time.monotonic() - begun_s < SOON_S
+
+
+def test_a_driver_without_a_descriptor_is_polled_while_somebody_waits_on_another() -> None:
+    with ExitStack() as stack:
+        fabric = stack.enter_context(FakeFabric(drivers={"mute": 60, "plain": 50}))
+
+        def engine(host: str) -> TransferEngine:
+            config = fabric.config(host, rails=RailConfig(attempts=1))
+            options = {
+                **config.driver_options,
+                "mute": {**config.driver_options["mute"], "has_event_fd": False},
+            }
+            return stack.enter_context(
+                TransferEngine(msgspec.structs.replace(config, driver_options=options))
+            )
+
+        near, quick, hung = engine("near"), engine("quick"), engine("hung")
+        local = near.allocate(NBYTES)
+        to_quick, to_hung = (near.import_region(far.allocate(NBYTES).descriptor()) for far in (quick, hung))
+        fabric.device("hung", driver="mute").die()
+        fabric.device("hung", driver="plain").freeze()
+        fabric.device("near", driver="mute").slow(latency_s=0.05)
+        stuck = near.write(local, to_hung, [[0, 0, KIB]])
+
+        def wait() -> None:
+            with pytest.raises(TransferTimeout):
+                stuck.wait(HUNG_S)
+
+        leader = threading.Thread(target=wait)
+        leader.start()
+        wait_until(lambda: fabric.device("near", driver="plain").counters().in_flight == 1, "it hangs")
+        near.write(local, to_quick, [[0, 0, KIB]]).wait(10)  # until the leader sleeps, whatever it did before
+        begun_s = time.monotonic()
+        near.write(local, to_quick, [[0, 0, KIB]]).wait(10)
+        assert time.monotonic() - begun_s < SOON_S
+        leader.join(HUNG_S + 10)
 
 
 def test_an_engine_with_queued_transfers_is_forgotten_once_closed(three: Three) -> None:

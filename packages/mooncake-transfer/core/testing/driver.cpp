@@ -103,6 +103,8 @@ Result set_option(Settings& settings, uint64_t& fabric, const mc_option& option)
     settings.queue_ops = number;
   } else if (name == "cuda_is_host") {
     settings.cuda_is_host = number != 0;
+  } else if (name == "has_event_fd") {
+    settings.has_event_fd = number != 0;
   } else {
     return {MC_INVALID, "unknown option " + name};
   }
@@ -254,7 +256,7 @@ mc_status poll(mc_handle handle, mc_completion* completions, size_t capacity, si
 
 int event_fd(mc_handle handle) {
   OpenEndpoint open = endpoints().find(handle);
-  return open ? open.endpoint->completions.event_fd() : -1;
+  return open && open.endpoint->settings.has_event_fd ? open.endpoint->completions.event_fd() : -1;
 }
 
 mc_status arm(mc_handle handle) {
