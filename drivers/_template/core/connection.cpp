@@ -1,5 +1,6 @@
 #include "connection.hpp"
 
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -14,8 +15,23 @@
 
 namespace template_driver {
 
+namespace {
+
+uint64_t random_session() {
+  uint64_t session = 0;
+  while (getrandom(&session, sizeof session, 0) != sizeof session) {
+  }
+  return session;
+}
+
+}  // namespace
+
 Connection::Connection(const Address& peer, double timeout_s, Completions& completions)
-    : peer_(peer), timeout_s_(timeout_s), completions_(completions), thread_([this] { work(); }) {}
+    : peer_(peer),
+      session_(random_session()),
+      timeout_s_(timeout_s),
+      completions_(completions),
+      thread_([this] { work(); }) {}
 
 Connection::~Connection() {
   {
@@ -92,15 +108,21 @@ Status Connection::run(const Operation& operation) {
   if (Status status = dial(); status.code != MC_OK) return status;
   const Status gone = {MC_UNREACHABLE, "the peer has gone away, or was silent for too long"};
   Reply reply;
-  if (!send_all(socket_, &operation.request, sizeof operation.request)) return gone;
+  Request request = operation.request;
+  request.session = session_;
+  if (!send_all(socket_, &request, sizeof request)) return gone;
   if (!receive_all(socket_, &reply, sizeof reply)) return gone;
+  late_ = false;  // the target has ended the sockets before this one
   if (reply.status != MC_OK) return status_of(reply);
   char* local = operation.local.at(operation.op.local_offset);
   if (operation.op.opcode == MC_READ)
     return receive_all(socket_, local, operation.op.length) ? Status{} : gone;
+  late_ = true;  // until the target says that it has them all
   if (!send_all(socket_, local, operation.op.length)) return gone;
   // A write is done when the target says that the bytes are in its memory, not when the socket took them.
-  return receive_all(socket_, &reply, sizeof reply) ? status_of(reply) : gone;
+  if (!receive_all(socket_, &reply, sizeof reply)) return gone;
+  late_ = false;
+  return status_of(reply);
 }
 
 Status Connection::dial() {

@@ -1,6 +1,7 @@
 // The side that starts operations: one socket and one thread for each peer.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -28,6 +29,11 @@ class Connection {
   void submit(Operation operation);
   void cancel(uint64_t cookie);
 
+  // What the target knows this connection by, whatever socket it uses.
+  uint64_t session() const { return session_; }
+  // Whether bytes of a write that ended may reach the target's memory yet.
+  bool has_late_writes() const { return late_; }
+
  private:
   void work();
   Status run(const Operation& operation);
@@ -35,6 +41,8 @@ class Connection {
   void hang_up();
 
   const Address peer_;
+  const uint64_t session_;
+  std::atomic<bool> late_{false};
   const double timeout_s_;
   Completions& completions_;
 

@@ -285,6 +285,30 @@ mc_status revoke(mc_handle handle, mc_handle registered, const uint8_t* key, uin
       handle, [&](Endpoint& endpoint) { return endpoint.regions.revoke(registered, key, deadline_ns); });
 }
 
+// Names the connection's session to the target while a socket may hold bytes of a write that ended.
+mc_status late_writes(mc_handle handle, mc_handle connection, void* token, size_t* length) {
+  return with_endpoint(handle, [&](Endpoint& endpoint) -> Status {
+    std::lock_guard lock(endpoint.mutex);
+    auto found = endpoint.connections.find(connection);
+    if (found == endpoint.connections.end()) return {MC_INVALID, "no connection has this handle"};
+    uint64_t session = found->second->session();
+    if (*length < sizeof session) return {MC_INVALID, "there is no room for the token"};
+    *length = found->second->has_late_writes() ? sizeof session : 0;
+    std::memcpy(token, &session, *length);
+    return {};
+  });
+}
+
+mc_status fence(mc_handle handle, const void* token, size_t length, uint64_t deadline_ns) {
+  return with_endpoint(handle, [&](Endpoint& endpoint) -> Status {
+    uint64_t session;
+    if (length != sizeof session) return {MC_INVALID, "not a token of the template driver"};
+    std::memcpy(&session, token, sizeof session);
+    if (endpoint.target.end_session(session, deadline_ns)) return {};
+    return {MC_TIMEOUT, "a peer's connection is still being served"};
+  });
+}
+
 }  // namespace
 
 const mc_driver_v1* driver_table() {
@@ -314,8 +338,8 @@ const mc_driver_v1* driver_table() {
       .grant = grant,
       .revoke = revoke,
       .submit_on_stream = nullptr,  // host memory follows no device stream
-      .late_writes = nullptr,
-      .fence = nullptr,
+      .late_writes = late_writes,
+      .fence = fence,
       .notify = nullptr,
       .poll_notices = nullptr,
   };

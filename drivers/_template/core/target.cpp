@@ -5,6 +5,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -67,14 +68,49 @@ void Target::accept_peers() {
 
 void Target::serve(Peer& peer) {
   Request request;
-  while (receive_all(peer.socket, &request, sizeof request) && request.magic == kMagic) {
-    if (!serve_one(peer.socket, request)) break;
+  bool entered = false;
+  while (receive_all(peer.socket, &request, sizeof request, &peer.ended) && request.magic == kMagic) {
+    if (!entered && !enter(peer, request.session)) break;
+    entered = true;
+    if (!serve_one(peer, request)) break;
   }
   shutdown(peer.socket, SHUT_RDWR);
+  std::lock_guard lock(mutex_);
   peer.done = true;  // the next accept, or the destructor, cleans up
+  gone_.notify_all();
 }
 
-bool Target::serve_one(int socket, const Request& request) {
+// The initiator comes with a new socket after its last one failed: what that one still holds must not land on
+// what this one brings, so it ends first.
+bool Target::enter(Peer& peer, uint64_t session) {
+  constexpr uint64_t kPatienceNs = 5'000'000'000;
+  {
+    std::lock_guard lock(mutex_);
+    peer.session = session;
+  }
+  auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return end_session(session, &peer, static_cast<uint64_t>(now.count()) + kPatienceNs);
+}
+
+bool Target::end_session(uint64_t session, const Peer* except, uint64_t deadline_ns) {
+  constexpr uint64_t kFarthestNs = uint64_t{1} << 62;  // the clock's count is signed
+  std::chrono::steady_clock::time_point until(std::chrono::nanoseconds(std::min(deadline_ns, kFarthestNs)));
+  auto serves = [&](const Peer& peer) { return &peer != except && peer.session == session && !peer.done; };
+  std::unique_lock lock(mutex_);
+  for (Peer& peer : peers_) {
+    if (!serves(peer)) continue;
+    peer.ended = true;
+    shutdown(peer.socket, SHUT_RDWR);
+  }
+  // One that comes meanwhile may be served: `ended` was not set for it, and it ends the others by itself.
+  return gone_.wait_until(lock, until, [&] {
+    return std::none_of(peers_.begin(), peers_.end(),
+                        [&](const Peer& peer) { return serves(peer) && peer.ended; });
+  });
+}
+
+bool Target::serve_one(Peer& peer, const Request& request) {
+  int socket = peer.socket;
   Status status;
   Regions::Use use = regions_.admit(request, &status);
   if (!use) ++refused_;
@@ -82,7 +118,7 @@ bool Target::serve_one(int socket, const Request& request) {
   if (!send_all(socket, &reply, sizeof reply)) return false;
   if (!use) return true;
   if (request.opcode == MC_READ) return send_all(socket, use.at(request.offset), request.length);
-  if (!receive_all(socket, use.at(request.offset), request.length)) return false;
+  if (!receive_all(socket, use.at(request.offset), request.length, &peer.ended)) return false;
   return send_all(socket, &reply, sizeof reply);
 }
 

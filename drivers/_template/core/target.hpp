@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <list>
 #include <mutex>
@@ -29,16 +30,25 @@ class Target {
 
   const Address& address() const { return address_; }
   uint64_t refused() const { return refused_; }
+  // Ends what serves this session; true once none of it can touch memory any more. Real hardware: move the
+  // queue pair to its error state, or whatever else stops what is on its way.
+  bool end_session(uint64_t session, uint64_t deadline_ns) {
+    return end_session(session, nullptr, deadline_ns);
+  }
 
  private:
   struct Peer {
     int socket;
+    uint64_t session = 0;            // of its first request; guarded by `mutex_`
+    std::atomic<bool> ended{false};  // by end_session()
     std::atomic<bool> done{false};
     std::thread thread;
   };
   void accept_peers();
   void serve(Peer& peer);
-  bool serve_one(int socket, const Request& request);
+  bool serve_one(Peer& peer, const Request& request);
+  bool enter(Peer& peer, uint64_t session);
+  bool end_session(uint64_t session, const Peer* except, uint64_t deadline_ns);
 
   Regions& regions_;
   Address address_{};
@@ -47,6 +57,7 @@ class Target {
   std::atomic<uint64_t> refused_{0};
   std::thread acceptor_;
   std::mutex mutex_;
+  std::condition_variable gone_;  // a peer is done
   std::list<Peer> peers_;
 };
 

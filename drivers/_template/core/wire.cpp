@@ -31,9 +31,10 @@ bool send_all(int socket, const void* bytes, size_t length) {
   return true;
 }
 
-bool receive_all(int socket, void* bytes, size_t length) {
+bool receive_all(int socket, void* bytes, size_t length, const std::atomic<bool>* ended) {
   auto* next = static_cast<char*>(bytes);
   while (length > 0) {
+    if (ended != nullptr && *ended) return false;
     ssize_t received = recv(socket, next, length, 0);
     if (received < 0 && errno == EINTR) continue;
     if (received <= 0) return false;

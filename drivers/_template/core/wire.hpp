@@ -7,6 +7,7 @@
 //   write:     the bytes               target: Reply, once they are in memory
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -29,6 +30,7 @@ struct Request {
   uint64_t offset;
   uint64_t length;
   uint8_t key[MC_KEY_BYTES];
+  uint64_t session;  // random, of the initiator's connection, whatever socket it uses now
 };
 
 struct Reply {
@@ -41,8 +43,9 @@ constexpr uint32_t kMagic = 0x6d637431;
 Reply make_reply(const Status& status);
 Status status_of(const Reply& reply);
 
-// False when the other side is gone, or silent for longer than the socket's timeouts.
+// False when the other side is gone, or silent for longer than the socket's timeouts. Receiving also ends
+// once `ended` is set: a local socket still hands out what came before its end.
 bool send_all(int socket, const void* bytes, size_t length);
-bool receive_all(int socket, void* bytes, size_t length);
+bool receive_all(int socket, void* bytes, size_t length, const std::atomic<bool>* ended = nullptr);
 
 }  // namespace template_driver
