@@ -258,6 +258,7 @@ Status Engine::add_peer(const std::string& label, uint64_t channel_connection, u
   bool reached = false;
   for (size_t rail = 0; rail < peer->rails().size(); ++rail) {
     if (peer->rails()[rail]->spare) continue;  // connected when it is needed
+    if (interrupted != nullptr && interrupted()) return Status::error(Code::kCancelled, "interrupted");
     mc_handle connection = 0;
     Status status = peer->connection(rail, &connection);
     reached |= status.ok();
@@ -293,6 +294,7 @@ Status Engine::import_region(std::shared_ptr<Peer> peer, const std::string& name
   for (size_t rail = 0; rail < remote->peer()->rails().size(); ++rail) {
     // Spare rails are imported when they are needed.
     if ((remote->rails() >> rail & 1u) == 0 || remote->peer()->rails()[rail]->spare) continue;
+    if (interrupted != nullptr && interrupted()) return Status::error(Code::kCancelled, "interrupted");
     mc_handle connection = 0, handle = 0;
     Status status = remote->handle(rail, &connection, &handle);
     reached |= status.ok();

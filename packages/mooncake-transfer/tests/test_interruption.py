@@ -49,6 +49,11 @@ WAITS = {
         "fabric.device('near').freeze()\ntransfer = near.write(local, remote, [[0, 0, 4096]])",
         "local.close(LONG_S)",
     ),
+    "connections that drivers begin slowly": (
+        "slow = TransferEngine(fabric.config('slow', devices=48, options={'connect_ms': 200}))\n"
+        "descriptor = owned.descriptor()",
+        "slow.import_region(descriptor)",
+    ),
     "a transfer": (
         "fabric.device('near').freeze()\ntransfer = near.write(local, remote, [[0, 0, 4096]])",
         "transfer.wait(LONG_S)",
@@ -90,6 +95,25 @@ def test_ctrl_c_ends_the_wait_for(what: str) -> None:
             assert time.monotonic() - began_s < PROMPT_S
         finally:
             process.kill()
+
+
+def test_other_threads_go_on_while_drivers_begin_connections() -> None:
+    script = PRELUDE + (
+        "slow = TransferEngine(fabric.config('slow', devices=8, options={'connect_ms': 100}))\n"
+        "turns, over = [0], threading.Event()\n"
+        "def turn():\n"
+        "    while not over.wait(0.01): turns[0] += 1\n"
+        "descriptor, thread = owned.descriptor(), threading.Thread(target=turn)\n"
+        "thread.start()\n"
+        "slow.import_region(descriptor)\n"
+        "over.set()\n"
+        "print(turns[0] > 10, flush=True)\n"
+        "os._exit(0)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=3 * DEADLINE_S, check=False
+    )
+    assert (ended.stdout, ended.stderr) == ("True\n", "")
 
 
 USES = {

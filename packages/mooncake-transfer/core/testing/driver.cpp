@@ -3,8 +3,10 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <thread>
 
 namespace mooncake::fake {
 
@@ -103,6 +105,8 @@ Result set_option(Settings& settings, uint64_t& fabric, const mc_option& option)
     settings.queue_ops = number;
   } else if (name == "cuda_is_host") {
     settings.cuda_is_host = number != 0;
+  } else if (name == "connect_ms") {
+    settings.connect_ms = number;
   } else if (name == "has_event_fd") {
     settings.has_event_fd = number != 0;
   } else {
@@ -190,6 +194,7 @@ mc_status connect_peer(mc_handle handle, const void* blob, size_t length, mc_han
     if (address.process != getpid() || address.fabric != open.fabric_number) {
       return {MC_UNREACHABLE, "the fake driver reaches peers of the same process and fabric only"};
     }
+    std::this_thread::sleep_for(std::chrono::milliseconds(open.endpoint->settings.connect_ms));
     return open.endpoint->fabric->connect(*open.endpoint, address.endpoint, address.device, connection);
   });
 }

@@ -90,6 +90,7 @@ struct Settings {
   mc_caps caps{};
   uint64_t queue_ops = 0;  // submit says MC_AGAIN beyond; 0: no limit
   bool cuda_is_host = false;
+  uint64_t connect_ms = 0;   // what connect() takes
   bool has_event_fd = true;  // false: it must be polled on a timer
 };
 

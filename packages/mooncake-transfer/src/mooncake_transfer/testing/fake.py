@@ -51,6 +51,7 @@ class FakeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         kinds: comma-separated memory kinds it takes. Bytes of ``file`` and ``block`` are read from and
             written to the descriptor, those of ``cuda`` are only counted, unless ``cuda_is_host``.
         cuda_is_host: addresses of kind ``cuda`` are ordinary memory.
+        connect_ms: how long beginning a connection blocks its caller, as of a driver that looks something up.
         has_event_fd: completions wake the engine; else it has to look for them.
         bandwidth: what it claims to move, in bytes a second.
         latency_ns: what it claims one small operation to take.
@@ -68,6 +69,7 @@ class FakeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     numa_nodes: str = ""
     kinds: str = "dram"
     cuda_is_host: bool = False
+    connect_ms: int = 0
     has_event_fd: bool = True
     bandwidth: int = 1_000_000_000
     latency_ns: int = 10_000
@@ -316,6 +318,7 @@ class FakeFabric:
             "in_flight_ops": options.in_flight_ops,
             "queue_ops": options.queue_ops,
             "cuda_is_host": int(options.cuda_is_host),
+            "connect_ms": options.connect_ms,
             "has_event_fd": int(options.has_event_fd),
         }
         return {"device": device, **{name: str(number) for name, number in numbers.items()}}

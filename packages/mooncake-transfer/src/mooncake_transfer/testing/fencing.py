@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from mooncake_transfer import TransferEngine
+from mooncake_transfer import Transfer, TransferEngine
 from mooncake_transfer.errors import TransferCancelled, TransferError, TransferTimeout
 from mooncake_transfer.testing.fixtures import DEADLINE_S, DriverFixtures, wait_until
 from mooncake_transfer.testing.owner import Target
@@ -21,6 +22,10 @@ NBYTES = 4 << 20
 ENDLESS_BLOCKS = 1 << 14
 LATE_S = 0.2  # within which bytes that come too late have come
 LOCAL_SEED, REMOTE_SEED, OTHER_SEED, LAST_SEED = 1, 2, 3, 9
+
+
+def _moves(transfer: Transfer) -> Callable[[], bool]:
+    return lambda: transfer.bytes_done > 0
 
 
 class Fences(DriverFixtures):
@@ -45,7 +50,7 @@ class Fences(DriverFixtures):
         blocks = np.tile(np.array([[0, 0, NBYTES]], np.uint64), (ENDLESS_BLOCKS, 1))
         for _ in range(3):
             transfer = engine.write(local, remote, blocks)
-            wait_until(lambda moving=transfer: moving.bytes_done > 0, "the transfer moves bytes")
+            wait_until(_moves(transfer), "the transfer moves bytes")
             transfer.cancel()
             with pytest.raises(TransferCancelled):
                 transfer.wait(DEADLINE_S)
