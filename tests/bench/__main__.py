@@ -12,8 +12,9 @@ import peers
 import typer
 from rich.console import Console
 from transfer.command import transfer
+from transfer.pools import cxl
 
-BENCHES = {"transfer": transfer}
+BENCHES = {"transfer": transfer, "cxl": cxl}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 for name, bench in BENCHES.items():

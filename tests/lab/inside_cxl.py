@@ -75,11 +75,13 @@ def kept(path: str, **options: object) -> bool:
         return digest(np.frombuffer(region.view(), np.uint8)) == digest(pattern(7, NBYTES))
 
 
-def device(path: str) -> dict[str, object]:
-    """A DAX device as a pool."""
+def device(path: str, shared: bool) -> dict[str, object]:
+    """A DAX device as a pool; ``shared``: also with another process."""
     Pool.format(path, overwrite=True)
     size = int(Path(f"/sys/bus/dax/devices/{Path(path).name}/size").read_text())
-    report = {"nbytes": Pool.open(path).nbytes == size, "moved": moved_between_processes(path)}
+    report: dict[str, object] = {"nbytes": Pool.open(path).nbytes == size}
+    if shared:
+        report["moved"] = moved_between_processes(path)
     gc.collect()
     return {**report, "kept": kept(path)}
 
@@ -106,7 +108,7 @@ def main() -> None:
     report: dict[str, object] = {"devices": getattr(plugin.probe(), "devices", None)}
     for name in ("VMLAB_CXL_DAX", "VMLAB_CXL_PMEM_DAX"):
         for path in os.environ.get(name, "").split():
-            report[name] = {"path": path, **device(path)}
+            report[name] = {"path": path, **device(path, name == "VMLAB_CXL_DAX")}
     if os.environ.get("VMLAB_CXL_NODE"):
         report["node"] = node(int(os.environ["VMLAB_CXL_NODE"]))
     json.dump(report, sys.stdout)

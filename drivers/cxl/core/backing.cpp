@@ -88,14 +88,11 @@ Status Backing::look_at_device(dev_t number) {
 Status Backing::look_at_file(const Request& request, uint64_t size) {
   if (size == 0 && request.create && request.size_bytes > 0) {
     if (LockedBacking locked(*this); !locked.lock().ok()) return failed(MC_TIMEOUT, path_ + " stays locked");
-    // Backed in full now, where the file system can: a page that is missing later would kill the process.
-    int error = posix_fallocate(fd_.get(), 0, static_cast<off_t>(request.size_bytes));
-    if (error == EOPNOTSUPP || error == EINVAL)
-      error = ftruncate(fd_.get(), static_cast<off_t>(request.size_bytes)) != 0 ? errno : 0;
-    if (error != 0) {
+    if (ftruncate(fd_.get(), static_cast<off_t>(request.size_bytes)) != 0) {
       return system_failure(
-          MC_NO_MEMORY, "cannot give " + path_ + " " + std::to_string(request.size_bytes) + " bytes", error);
+          MC_NO_MEMORY, "cannot give " + path_ + " " + std::to_string(request.size_bytes) + " bytes", errno);
     }
+    made_here_ = true;
     size = request.size_bytes;
   }
   size_ = size;
@@ -117,7 +114,18 @@ Status Backing::map(const Request& request) {
   }
   data_ = static_cast<std::byte*>(base);
   if (!device_) madvise(base, size_, MADV_HUGEPAGE);  // advice: no kernel has to take it
-  return request.numa_node >= 0 ? bind(request.numa_node) : Status{};
+  if (request.numa_node >= 0) {
+    if (Status status = bind(request.numa_node); !status.ok()) return status;
+  }
+  return made_here_ ? back_with_pages() : Status{};
+}
+
+// Now, and on the node it is bound to: a page that is missing later would kill the process that touches it.
+Status Backing::back_with_pages() {
+  int error = posix_fallocate(fd_.get(), 0, static_cast<off_t>(size_));
+  if (error == 0 || error == EOPNOTSUPP || error == EINVAL) return {};  // not every file system can
+  return system_failure(MC_NO_MEMORY, "cannot give " + path_ + " its " + std::to_string(size_) + " bytes",
+                        error);
 }
 
 // For files on tmpfs and hugetlbfs the policy belongs to the file, so it holds for every process.

@@ -46,11 +46,13 @@ class Backing {
   Status look_at_device(dev_t number);
   Status look_at_file(const Request& request, uint64_t size);
   Status bind(int numa_node);
+  Status back_with_pages();
 
   UniqueFd fd_;
   std::string path_;
   std::string identity_;
   bool device_ = false;
+  bool made_here_ = false;
   std::byte* data_ = nullptr;
   uint64_t size_ = 0;
   std::timed_mutex mutex_;  // flock() is one lock for all threads of a process

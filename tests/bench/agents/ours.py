@@ -20,12 +20,21 @@ LOOK_S = 20e-6  # the first byte is seen at most so much late, and what a timer 
 WATCH_LIMIT_S = 20.0
 
 
+def engine_with(driver: str, pool: str) -> TransferEngine:
+    """An engine with one driver; that of cxl allocates in a pool, unless it is told not to."""
+    if not pool:
+        return TransferEngine(TransferConfig(drivers=(driver,)))
+    return TransferEngine(
+        TransferConfig(drivers=(driver,), driver_options={driver: {"path": pool}}, allocate_from=driver)
+    )
+
+
 class Target:
     """The other side: memory to read and write, and a watch on when the first byte of a list arrives."""
 
-    def __init__(self, nbytes: int, driver: str) -> None:
-        self.engine = TransferEngine(TransferConfig(drivers=(driver,)))
-        self.region = self.engine.allocate(nbytes, prefault=True)
+    def __init__(self, nbytes: int, driver: str, pool: str) -> None:
+        self.engine = engine_with(driver, pool)
+        self.region = self.engine.allocate(nbytes, prefault=not pool)  # pools have their pages already
         self.bytes = np.frombuffer(self.region.view(), dtype=np.uint8)
         self.watcher: threading.Thread | None = None
         self.first_ns = 0
@@ -61,12 +70,12 @@ class Target:
 class Initiator:
     """Prepares transfers once, then posts and waits."""
 
-    def __init__(self, nbytes: int, driver: str) -> None:
+    def __init__(self, nbytes: int, driver: str, pool: str) -> None:
         argv = [sys.executable, __file__, "--serve", "--nbytes", str(nbytes), "--driver", driver]
-        self.child, told = wire.start_target(argv)
+        self.child, told = wire.start_target([*argv, "--pool", pool])
         self.pids = [os.getpid(), told["pid"]]
-        self.engine = TransferEngine(TransferConfig(drivers=(driver,)))
-        self.local = self.engine.allocate(nbytes, prefault=True)
+        self.engine = engine_with(driver, pool)
+        self.local = self.engine.allocate(nbytes, prefault=True, driver="")
         np.frombuffer(self.local.view(), dtype=np.uint8)[:] = 1
         self.remote = self.engine.import_region(bytes.fromhex(told["descriptor"]))
 
@@ -112,11 +121,11 @@ class Initiator:
         return np.stack([offsets, offsets, np.full(count, size, dtype=np.uint64)], axis=1)
 
 
-def serve(nbytes: int, driver: str) -> None:
+def serve(nbytes: int, driver: str, pool: str) -> None:
     """Be the target until standard input ends."""
     wire.die_with_parent()
     answers = wire.take_stdout()
-    target = Target(nbytes, driver)
+    target = Target(nbytes, driver, pool)
     with target.engine:
         wire.say(answers, {"descriptor": target.region.descriptor().hex(), "pid": os.getpid()})
         sys.stdin.buffer.read()
@@ -128,12 +137,13 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true")
     parser.add_argument("--nbytes", type=int, default=64 << 20)
     parser.add_argument("--driver", default="tcp")
+    parser.add_argument("--pool", default="", help="path of a pool, for the driver cxl")
     options = parser.parse_args()
     if options.serve:
-        return serve(options.nbytes, options.driver)
+        return serve(options.nbytes, options.driver, options.pool)
     wire.die_with_parent()
     answers = wire.take_stdout()
-    initiator = Initiator(options.nbytes, options.driver)
+    initiator = Initiator(options.nbytes, options.driver, options.pool)
     with initiator.engine:
         wire.say(answers, initiator.check())
         handlers = {"measure": initiator.measure, "first_byte": initiator.first_byte}

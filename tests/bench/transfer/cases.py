@@ -10,7 +10,7 @@ from spinners import AWAKE, BUSY, IDLE
 KIB, MIB = 1 << 10, 1 << 20
 
 # Contestants by their short names, as `--only` and the cases use them.
-SHM, TCP = "ours-shm", "ours-tcp"
+SHM, TCP, CXL = "ours-shm", "ours-tcp", "ours-cxl"
 NIXL, NIXL_TCP, NIXL_TCP_SEEN = "nixl", "nixl-tcp", "nixl-tcp-seen"
 UPSTREAM, GLOO, COPY = "upstream", "gloo", "copy"
 
@@ -96,6 +96,21 @@ def shm_cases() -> list[Case]:
         for size in (64 * KIB, MIB, 16 * MIB)
     ]
     return found
+
+
+def cxl_cases() -> list[Case]:
+    """Between main memory and a pool in a file of main memory, against a plain copy and against shm."""
+    small = [
+        Case(CXL, Operation(op, size), LATENCY, (SHM,), (None,), "prepared, post+wait", conditions=(IDLE,))
+        for op in ("write", "read")
+        for size in (64, 4 * KIB)
+    ]
+    large = [
+        Case(CXL, Operation(op, size, count), RATE, (COPY, SHM), (at_least(0.95), None), conditions=(IDLE,))
+        for op in ("write", "read")
+        for size, count in ((MIB, 1), (16 * MIB, 1), (64 * KIB, 128))
+    ]
+    return small + large
 
 
 def tcp_cases() -> list[Case]:

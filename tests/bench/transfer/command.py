@@ -68,18 +68,24 @@ def _chosen(only: Sequence[str]) -> Callable[[str], bool]:
 
 
 def compared_rows(
-    chosen: Sequence[Case], folder: Path | None, pace: Pace, progress: Callable[[str], None]
+    chosen: Sequence[Case],
+    folder: Path | None,
+    pace: Pace,
+    progress: Callable[[str], None],
+    *,
+    bench: str = BENCH,
+    pool: str = "",
 ) -> list[Row]:
     """Measure cases in all their conditions, each beside its peers."""
     names = dict.fromkeys(name for case in chosen for name in (case.ours, *case.peers))
     rows: dict[Case, list[Row]] = {case: [] for case in chosen}
-    with started(names, folder, progress) as (contestants, absent):
+    with started(names, folder, progress, pool) as (contestants, absent):
         for condition in CONDITIONS:
             there = [case for case in chosen if condition in case.conditions]
             if there:
                 findings = _in_condition(there, contestants, pace, condition, progress)
                 for case in there:
-                    rows[case] += _rows(case, condition, findings, absent)
+                    rows[case] += _rows(bench, case, condition, findings, absent)
     return [row for case in chosen for row in rows[case]]
 
 
@@ -112,7 +118,7 @@ def _in_condition(
     return findings
 
 
-def _rows(case: Case, condition: str, findings: Findings, absent: dict[str, str]) -> list[Row]:
+def _rows(bench: str, case: Case, condition: str, findings: Findings, absent: dict[str, str]) -> list[Row]:
     mine = findings.medians.get((case.operation, case.ours))
     what = f"{case.what}, {'all cores busy' if condition == BUSY else condition}"
     rows = []
@@ -129,7 +135,7 @@ def _rows(case: Case, condition: str, findings: Findings, absent: dict[str, str]
                 details["absent"] = reason
         rows.append(
             Row(
-                BENCH,
+                bench,
                 what,
                 case.unit,
                 None if mine is None else cases.value(case.unit, case.operation, mine),

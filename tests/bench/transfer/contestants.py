@@ -14,6 +14,7 @@ from transfer import cases
 AGENTS = Path(__file__).resolve().parents[1] / "agents"
 
 LABELS = {
+    cases.SHM: "ours, shm",
     cases.NIXL: "nixl 1.5.1, default",
     cases.NIXL_TCP: "nixl 1.5.1, tcp",
     cases.NIXL_TCP_SEEN: "nixl 1.5.1, tcp, until notified",
@@ -23,10 +24,11 @@ LABELS = {
 }
 
 
-def _command(name: str, folder: Path | None) -> list[str]:
+def _command(name: str, folder: Path | None, pool: str) -> list[str]:
     """The command of an agent. Raises PeerMissing."""
-    if name in (cases.SHM, cases.TCP):
-        return [sys.executable, str(AGENTS / "ours.py"), "--driver", name.removeprefix("ours-")]
+    if name in (cases.SHM, cases.TCP, cases.CXL):
+        own = [sys.executable, str(AGENTS / "ours.py"), "--driver", name.removeprefix("ours-")]
+        return [*own, "--pool", pool] if name == cases.CXL else own
     if folder is None:
         raise peers.PeerMissing("peers were not asked for (--without-peers)")
     if name == cases.COPY:
@@ -47,16 +49,19 @@ def _command(name: str, folder: Path | None) -> list[str]:
 
 @contextlib.contextmanager
 def started(
-    names: Iterable[str], folder: Path | None, progress: Callable[[str], None]
+    names: Iterable[str], folder: Path | None, progress: Callable[[str], None], pool: str = ""
 ) -> Iterator[tuple[dict[str, Contestant], dict[str, str]]]:
-    """Start those of ``names`` that can be had; gives them, and the reasons of the others."""
+    """Start those of ``names`` that can be had; gives them, and the reasons of the others.
+
+    ``pool``: path of the pool for the driver cxl.
+    """
     running: dict[str, Contestant] = {}
     absent: dict[str, str] = {}
     try:
         for name in names:
             progress(f"starting {LABELS.get(name, name)}")
             try:
-                running[name] = Contestant(name, _command(name, folder), name.startswith("nixl"))
+                running[name] = Contestant(name, _command(name, folder, pool), name.startswith("nixl"))
             except peers.PeerMissing as missing:
                 absent[name] = str(missing)
             except ContestantFailed as failure:
