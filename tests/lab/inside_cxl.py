@@ -2,17 +2,20 @@
 
 import gc
 import json
+import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mooncake_driver_cxl import Pool, plugin
 from mooncake_transfer import TransferConfig, TransferEngine
-from mooncake_transfer.testing import PeerProcess
+from mooncake_transfer.testing.owner import RegionOwner
 from mooncake_transfer.testing.pattern import digest, pattern
 
 MIB = 1 << 20
@@ -26,24 +29,55 @@ def config(path: str, **options: object) -> TransferConfig:
     return TransferConfig(drivers=("cxl",), driver_options={"cxl": found}, allocate_from="cxl")
 
 
+class Peer:
+    """Another process that owns regions. A fork: to import everything anew takes half a minute here."""
+
+    def __init__(self, settings: TransferConfig) -> None:
+        fork = multiprocessing.get_context("fork")
+        self._pipe, theirs = fork.Pipe()
+        self._process = fork.Process(target=self._serve, args=(theirs, settings), daemon=True)
+        self._process.start()
+
+    @staticmethod
+    def _serve(pipe: Connection, settings: TransferConfig) -> None:
+        with TransferEngine(settings) as engine:
+            owner = RegionOwner(engine)
+            while True:
+                name, arguments = pipe.recv()
+                pipe.send(getattr(owner, name)(*arguments))
+
+    def ask(self, name: str, *arguments: object) -> Any:
+        """Have a method of RegionOwner called there."""
+        self._pipe.send((name, arguments))
+        if not self._pipe.poll(LIMIT_S):
+            raise TimeoutError(f"the other process did not answer {name} within {LIMIT_S:g} s")
+        return self._pipe.recv()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.join(LIMIT_S)
+
+
 def moved_between_processes(path: str, **options: object) -> dict[str, object]:
     """Two processes share the pool: bytes there and back, a key that only reads, a region that is gone."""
     settings = config(path, **options)
-    with TransferEngine(settings) as engine, PeerProcess(settings) as peer:
-        owned = peer.allocate(NBYTES, 2)
-        remote = engine.import_region(owned.descriptor)
+    peer = Peer(settings)
+    with TransferEngine(settings) as engine:
+        owned = peer.ask("allocate", NBYTES, 2)
+        remote = engine.import_region(owned.descriptor, timeout_s=LIMIT_S)
         local = engine.allocate(NBYTES, driver="")  # in main memory
         memory = np.frombuffer(local.view(), np.uint8)
         engine.read(local, remote, [[0, 0, NBYTES]]).wait(LIMIT_S)
         report: dict[str, object] = {"read": bool(np.array_equal(memory, pattern(2, NBYTES)))}
         memory[:] = pattern(1, NBYTES)
         engine.write(local, remote, [[0, 0, NBYTES]]).wait(LIMIT_S)
-        report["written"] = peer.digest(owned.number) == digest(pattern(1, NBYTES))
-        reading = engine.import_region(peer.grant(owned.number, "r"))
+        report["written"] = peer.ask("digest", owned.number) == digest(pattern(1, NBYTES))
+        reading = engine.import_region(peer.ask("grant", owned.number, "r"))
         report["write with a reading key"] = outcome(
             lambda: engine.write(local, reading, [[0, 0, 64]]).wait(LIMIT_S)
         )
-        peer.close_region(owned.number, LIMIT_S)
+        peer.ask("close_region", owned.number, LIMIT_S)
         report["read of a closed region"] = outcome(
             lambda: engine.read(local, remote, [[0, 0, 64]]).wait(LIMIT_S)
         )

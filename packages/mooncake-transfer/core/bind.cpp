@@ -83,4 +83,5 @@ NB_MODULE(_core, m) {
   mooncake::bind_channel(m);
   mooncake::bind_engine(m);
   mooncake::bind_transfer(m);
+  mooncake::bind_python_driver(m);
 }

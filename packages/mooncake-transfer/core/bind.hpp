@@ -67,5 +67,6 @@ inline nanobind::bytes to_bytes(const std::string& string) {
 void bind_engine(nanobind::module_& m);
 void bind_transfer(nanobind::module_& m);
 void bind_channel(nanobind::module_& m);
+void bind_python_driver(nanobind::module_& m);
 
 }  // namespace mooncake

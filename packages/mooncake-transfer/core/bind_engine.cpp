@@ -97,7 +97,12 @@ Named grant(Engine& engine, const Region& region, const nb::bytes& key, uint32_t
   uint8_t raw[MC_KEY_BYTES];
   copy_key(key, raw);
   std::vector<DriverBlob> blobs;
-  check(engine.grant(region, raw, access, &blobs));
+  Status status;
+  {
+    nb::gil_scoped_release release;  // a driver written in Python needs it
+    status = engine.grant(region, raw, access, &blobs);
+  }
+  check(status);
   return to_named(blobs);
 }
 

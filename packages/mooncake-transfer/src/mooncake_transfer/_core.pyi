@@ -3,6 +3,7 @@ Compiled core of mooncake_transfer: engine and channel. Import it through moonca
 """
 
 from collections.abc import Sequence
+import types
 from typing import Annotated, overload
 
 import numpy
@@ -159,3 +160,30 @@ class Transfer:
 
     @property
     def bytes_by_rail(self) -> dict[str, int]: ...
+
+class DriverAnswer:
+    """Somebody who waits for what a driver written in Python says."""
+
+class DriverMailbox:
+    """What the engine asks of one endpoint of a driver in Python."""
+
+    def open(self, address: bytes, flags: int, kinds: int, bandwidth: int, latency_ns: int, max_op_bytes: int, alignment: int) -> None: ...
+
+    def take(self, timeout_s: float) -> list[tuple[str, DriverAnswer | None, int, int, int, int, bytes | None, bytes, tuple[int, int, int, int, int, int, int, int] | None, list[tuple[int, int, int, int, int, int, int, int]] | None]]:
+        """
+        Kind, answer, handle, other handle, number, length, key, blob, memory and operations of each.
+        """
+
+    def wake(self) -> None: ...
+
+    def count_refusal(self) -> None: ...
+
+    def finish(self, rows: Sequence[tuple[int, int, int, int, str]]) -> None:
+        """Cookie, bytes, opcode, status and reason of operations."""
+
+    def give(self, answer: DriverAnswer, code: int, reason: str, payload: bytes) -> None: ...
+
+def python_driver(name: str, factory: object) -> types.CapsuleType:
+    """
+    The function table of a driver whose endpoints `factory(mailbox, options)` makes.
+    """
