@@ -400,7 +400,6 @@ void bind_python_driver(nb::module_& m) {
           },
           nb::arg("answer"), nb::arg("code"), nb::arg("reason"), nb::arg("payload"));
   m.def("python_driver", &python_driver, nb::arg("name"), nb::arg("factory"),
-        nb::sig("def python_driver(name: str, factory: object) -> types.CapsuleType"),
         "The function table of a driver whose endpoints `factory(mailbox, options)` makes.");
 }
 

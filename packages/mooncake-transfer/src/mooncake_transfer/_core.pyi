@@ -3,11 +3,11 @@ Compiled core of mooncake_transfer: engine and channel. Import it through moonca
 """
 
 from collections.abc import Sequence
-import types
 from typing import Annotated, overload
 
 import numpy
 from numpy.typing import NDArray
+from typing_extensions import CapsuleType
 
 
 class Channel:
@@ -183,7 +183,7 @@ class DriverMailbox:
 
     def give(self, answer: DriverAnswer, code: int, reason: str, payload: bytes) -> None: ...
 
-def python_driver(name: str, factory: object) -> types.CapsuleType:
+def python_driver(name: str, factory: object) -> CapsuleType:
     """
     The function table of a driver whose endpoints `factory(mailbox, options)` makes.
     """

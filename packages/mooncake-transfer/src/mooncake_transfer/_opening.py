@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mooncake_transfer._core import Engine as CoreEngine
 from mooncake_transfer._errors import ConfigError, DriverUnavailable
@@ -12,7 +13,7 @@ from mooncake_transfer._placing import place_devices
 from mooncake_transfer.config import TransferConfig
 from mooncake_transfer.drivers import DriverStatus, select_drivers
 from mooncake_transfer.hooks import DriverInfo, EndpointSpec, Unavailable
-from mooncake_transfer.memory import Memory
+from mooncake_transfer.memory import Memory, allocate_shareable
 from mooncake_transfer.plugins import driver_plugins
 from mooncake_transfer.tls import driver_options
 
@@ -83,13 +84,18 @@ def _endpoints(config: TransferConfig, info: DriverInfo) -> Sequence[EndpointSpe
     return info.endpoints(options)
 
 
-def memory_of_driver(config: TransferConfig, driver: str, name: str, nbytes: int) -> Memory:
-    """Memory of the driver's own, as ``DriverInfo.allocate`` gives it.
+def allocate(config: TransferConfig, driver: str, nbytes: int, name: str, pages: Mapping[str, Any]) -> Memory:
+    """Memory of the driver's own, as ``DriverInfo.allocate`` gives it, or main memory when it is empty.
 
-    Raises ConfigError for a driver that is not there or has none, and what the driver raises.
+    ``pages``: what ``allocate_shareable`` takes by name; only for main memory. Raises ConfigError for a
+    driver that is not there or has none, and what the driver raises.
     """
+    if not driver:
+        return allocate_shareable(nbytes, name, **pages)
     if nbytes <= 0:
         raise ConfigError(f"cannot allocate {nbytes} bytes for region {name!r}; the size must be positive")
+    if any(value is not False and value is not None for value in pages.values()):
+        raise ConfigError(f"driver {driver!r} decides on pages and node of its memory: leave them out")
     able = {info.name: info.allocate for info in driver_plugins().drivers() if info.allocate is not None}
     if driver not in able:
         known = ", ".join(sorted(able)) or "none"

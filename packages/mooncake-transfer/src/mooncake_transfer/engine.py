@@ -32,7 +32,7 @@ from mooncake_transfer._fencing import Fencer, Fences
 from mooncake_transfer._integrity import Checksums, Integrity
 from mooncake_transfer._metrics_export import MetricsExport
 from mooncake_transfer._notices import NoticeReader
-from mooncake_transfer._opening import memory_of_driver, open_drivers
+from mooncake_transfer._opening import allocate, open_drivers
 from mooncake_transfer._regions_by_name import RegionsByName
 from mooncake_transfer._serving import Dispatcher, Handler, LostHandler
 from mooncake_transfer._watching import Watcher
@@ -46,7 +46,6 @@ from mooncake_transfer.memory import (
     FileSource,
     Memory,
     RegionMap,
-    allocate_shareable,
     device_source,
     file_source,
     wrap,
@@ -182,19 +181,9 @@ class TransferEngine:
 
         Raises MemoryUnavailable with the remedy, ConfigError.
         """
-        owner = self.config.allocate_from if driver is None else driver
-        if owner:
-            if prefault or huge_pages or numa_node is not None:
-                raise ConfigError(
-                    f"driver {owner!r} decides on pages and node of its memory; leave them unset"
-                )
-            return self._register(lambda name: memory_of_driver(self.config, owner, name, nbytes), name)
-        return self._register(
-            lambda name: allocate_shareable(
-                nbytes, name, prefault=prefault, huge_pages=huge_pages, numa_node=numa_node
-            ),
-            name,
-        )
+        place = self.config.allocate_from if driver is None else driver
+        pages = {"prefault": prefault, "huge_pages": huge_pages, "numa_node": numa_node}
+        return self._register(lambda name: allocate(self.config, place, nbytes, name, pages), name)
 
     def register(self, memory: object, *, name: str = "") -> Region:
         """Register memory in place, without a copy.

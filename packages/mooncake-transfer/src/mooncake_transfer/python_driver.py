@@ -1,9 +1,9 @@
 """Drivers in plain Python, for prototypes, tests, and libraries that have only a Python interface.
 
 A driver subclasses PythonEndpoint; its plugin's ``load`` returns ``capsule(name, Endpoint)``. The engine
-then calls it through the same C table as compiled drivers. Everything of an endpoint runs on one thread of its
-own, so nothing in it needs a lock, and nothing in it may block: what takes time is begun, and looked at again
-in ``progress``.
+then calls it through the same C table as compiled drivers. Everything of an endpoint runs on one thread of
+its own, so nothing in it needs a lock, and nothing in it may block: what takes time is begun, and looked at
+again in ``progress``.
 """
 
 from __future__ import annotations
