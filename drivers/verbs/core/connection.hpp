@@ -53,6 +53,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
   State state = State::kIdle;
   Queue queue;
   uint32_t operations = 0;     // accepted and not finished
+  uint64_t failed_write = 0;   // the number of the completion of the last one; 0: there was none
   uint32_t epoch = 0;          // how many notices were accepted
   std::deque<Notice> notices;  // not posted yet
   uint64_t in_flight_bytes = 0;

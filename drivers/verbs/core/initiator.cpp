@@ -292,7 +292,8 @@ void Initiator::finish(uint32_t index, const Status* status) {
         connection.remotes.erase(operation.remote);
       regions_.release(*operation.region);
     }
-    if (connection.closing && connection.operations == 0) ask_for_control(connection);
+    bool crowded = connection.closing || ready_ > options_.max_connections;
+    if (crowded && connection.operations == 0) ask_for_control(connection);
   }
   for (uint32_t next = index; next != kNone;) {
     Completion& completion = finished_.emplace_back();
@@ -302,6 +303,8 @@ void Initiator::finish(uint32_t index, const Status* status) {
       completion.bytes = operations_[next].length;
     } else {
       completion.fail(*status);
+      bool write = operation.opcode == MC_WRITE && operation.connection != nullptr;
+      if (write) operation.connection->failed_write = delivered_ + finished_.size();
     }
     uint32_t following = operations_[next].merged;
     operations_.give_back(next);
@@ -310,6 +313,7 @@ void Initiator::finish(uint32_t index, const Status* status) {
 }
 
 void Initiator::deliver() {
+  delivered_ += finished_.size();
   completions_.push(finished_);
   finished_.clear();
 }

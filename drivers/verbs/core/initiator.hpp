@@ -54,6 +54,8 @@ class Initiator {
   }
   // Fetches what the device has done and posts what waits for room.
   void progress();
+  // So many completions went to the engine.
+  void fetched(size_t count) { polled_.fetch_add(count, std::memory_order_relaxed); }
   // False when the device has something to fetch. Otherwise its channel becomes readable when it has.
   bool arm();
   void cancel(uint64_t cookie);
@@ -115,6 +117,7 @@ class Initiator {
   void give_up(Connection& connection, Status status);
   void fail_waiting(Connection& connection, const Status& status);
   void make_room();
+  std::shared_ptr<Connection> find_idle();
   void send(Connection& connection, const std::string& bytes);
   void wait_for_time(Connection& connection);
   void requeue_lost(Connection& connection, const std::vector<uint32_t>& lost);
@@ -140,11 +143,13 @@ class Initiator {
   std::vector<Completion> finished_;
   std::vector<ibv::Wc> fetched_;
   Counters counters_;
-  uint32_t last_ = kNone;  // the operation that the next one of a batch may be merged into
-  uint32_t ready_ = 0;     // connections with queue pairs
-  uint32_t posted_ = 0;    // work requests outstanding
-  bool notified_ = false;  // the completion queue shall raise, or has raised, an event
-  size_t hand_ = 0;        // of the sweep over idle connections
+  uint64_t delivered_ = 0;           // completions handed over, and
+  std::atomic<uint64_t> polled_{0};  // fetched by the engine, in the same order
+  uint32_t last_ = kNone;            // the operation that the next one of a batch may be merged into
+  uint32_t ready_ = 0;               // connections with queue pairs
+  uint32_t posted_ = 0;              // work requests outstanding
+  bool notified_ = false;            // the completion queue shall raise, or has raised, an event
+  size_t hand_ = 0;                  // of the sweep over idle connections
   std::vector<std::shared_ptr<Connection>> connections_;
   std::vector<std::shared_ptr<Connection>> attention_;
   // ---- control thread only

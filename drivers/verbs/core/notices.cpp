@@ -38,6 +38,9 @@ Status Initiator::notify(Connection& connection, const void* data, size_t length
   operation.opcode = kNotice;
   operation.busy = true;
   connection.notices.push_back({index, connection.operations, {}});
+  // A write that failed before, of which the engine has not been told yet when it asks for the notice.
+  if (connection.failed_write > polled_)
+    connection.notices.back().failed = failed(MC_UNREACHABLE, "its completion tells why");
   ++connection.operations;
   connection.visited = true;
   if (connection.state == State::kReady) {

@@ -121,6 +121,7 @@ uint64_t Initiator::attend() {
     }
     step(connection);
   }
+  make_room();
   for (const auto& connection : timed_) {
     uint64_t until = connection->deadline_ns != 0 ? connection->deadline_ns : connection->retry_ns;
     next = std::min(next, until);
@@ -275,7 +276,6 @@ void Initiator::welcome(Connection& connection, const Greeting& greeting) {
     deliver();
   }
   ask_for_keys(connection);
-  make_room();
 }
 
 void Initiator::ask_for_keys(Connection& connection) {
@@ -501,20 +501,27 @@ void Initiator::requeue_lost(Connection& connection, const std::vector<uint32_t>
 // The endpoint keeps queue pairs for so many peers. Of those without work, the sweep takes the first that was
 // not used since it last came by; it comes back by itself.
 void Initiator::make_room() {
+  for (;;) {
+    std::shared_ptr<Connection> victim = find_idle();
+    if (!victim) return;
+    take_down(*victim);
+    hang_up(*victim);
+  }
+}
+
+std::shared_ptr<Connection> Initiator::find_idle() {
   std::shared_ptr<Connection> victim;
   {
     std::lock_guard lock(mutex_);
-    if (ready_ <= options_.max_connections) return;
+    if (ready_ <= options_.max_connections) return nullptr;
     for (size_t i = 0; i < 2 * connections_.size() && !victim; ++i) {
       const auto& next = connections_[hand_++ % connections_.size()];
       if (next->state != State::kReady || next->operations > 0 || !next->asked.empty()) continue;
       if (!std::exchange(next->visited, false)) victim = next;
     }
-    if (!victim) return;  // all of them have work
-    broken(*victim, {});
+    if (victim) broken(*victim, {});
   }
-  take_down(*victim);
-  hang_up(*victim);
+  return victim;  // null: all of them have work
 }
 
 void Initiator::lose_device() {

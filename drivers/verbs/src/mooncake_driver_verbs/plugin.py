@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import resource
 from contextlib import suppress
@@ -16,12 +15,13 @@ __all__ = ["load", "mooncake_transfer_drivers", "probe"]
 
 PRIORITY = 60  # after what stays within a host, before sockets
 LIBRARY = "libibverbs.so.1"
+LOADER_CACHE = Path("/etc/ld.so.cache")
 LEAST_LOCKED_BYTES = 64 << 20
 CAP_IPC_LOCK = 14
 
 
 def probe() -> Available | Unavailable:
-    """Look for an active port, the library, and the right to lock memory."""
+    """Look for an active port, the library, and the right to lock memory. Loads nothing."""
     if importlib.util.find_spec("mooncake_driver_verbs._core") is None:
         return Unavailable(
             "the compiled core of mooncake-driver-verbs is missing; reinstall it, with a C++20 compiler there"
@@ -29,11 +29,10 @@ def probe() -> Available | Unavailable:
     reason = reason_for_none()
     if reason is not None:
         return Unavailable(reason)
-    try:
-        ctypes.CDLL(LIBRARY)
-    except OSError as error:
+    if not _is_installed(LIBRARY):
         return Unavailable(
-            f"cannot load {LIBRARY} ({error}); install it (Debian: libibverbs1 and ibverbs-providers)"
+            f"{LIBRARY} is not among the libraries that ldconfig knows; install it (Debian: libibverbs1 and "
+            "ibverbs-providers), or run ldconfig"
         )
     most, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if most != resource.RLIM_INFINITY and most < LEAST_LOCKED_BYTES and not _may_lock_anything():
@@ -42,6 +41,14 @@ def probe() -> Available | Unavailable:
             "raise it (ulimit -l unlimited, or LimitMEMLOCK=infinity of its unit)"
         )
     return Available(tuple(str(port) for port in ports() if port.active))
+
+
+def _is_installed(library: str) -> bool:
+    # Without loading it: its code is not ours, and a probe must not hang. Where there is no cache, loading
+    # will tell.
+    with suppress(OSError):
+        return library.encode() + b"\0" in LOADER_CACHE.read_bytes()
+    return True
 
 
 def _may_lock_anything() -> bool:
@@ -73,5 +80,6 @@ def mooncake_transfer_drivers() -> list[DriverInfo]:
             options=render,
             network=True,
             endpoints=endpoints,
+            trusted_probe=True,
         )
     ]

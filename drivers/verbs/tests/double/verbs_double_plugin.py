@@ -31,5 +31,6 @@ def mooncake_transfer_drivers() -> list[DriverInfo]:
             options=lambda options: endpoints(options)[0].options,
             network=True,
             endpoints=endpoints,
+            trusted_probe=True,
         )
     ]
