@@ -10,11 +10,12 @@ from typing import Annotated
 
 import peers
 import typer
+from nvmeof.command import nvmeof
 from rich.console import Console
 from transfer.command import transfer
 from transfer.pools import cxl
 
-BENCHES = {"transfer": transfer, "cxl": cxl}
+BENCHES = {"transfer": transfer, "cxl": cxl, "nvmeof": nvmeof}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 for name, bench in BENCHES.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +81,15 @@ def test_a_target_is_judged_by_what_it_is_on(rows: Any) -> None:
     assert rows.conclusion([faster, slower, alone, absent]) == (
         "1 of 3 targets met; 1 could not be judged, because a peer is absent"
     )
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed (Debian: apt-get install fio)")
+def test_files_are_measured_beside_fio(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    done = bench("nvmeof", "--quick", "--only", "reads of 4 KiB, depth 1", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(file.read_text())
+    assert (row["peer"], row["unit"], row["target"]) == ("fio", "MB/s", ">= 0.95x")
+    assert row["ours"] > 0
+    assert row["ratio"] == pytest.approx(row["ours"] / row["peer_value"], rel=0.01)
+    assert row["met"] == (row["ratio"] >= 0.95)

@@ -62,6 +62,7 @@ void Endpoint::close() {
   (void)wait_for(uses, deadline_after(kCloseLimitS));
   for (const auto& region : withdrawn) {
     forget_everywhere(*region->device);
+    io_->forget(*region->device);  // what a ring still holds is given back some time after its end
     region->device->close();
   }
   io_->stop();

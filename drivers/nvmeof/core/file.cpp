@@ -86,6 +86,9 @@ void File::open_direct(bool block_device, uint64_t size) {
     granule_ = memory_align_ = 1;
     return;
   }
+  // Stacked devices claim to take any memory and hand it down to ones that do not: brd below the loop
+  // transport of nvmet mixes the bytes of pieces that are no whole sectors.
+  memory_align_ = std::max<uint64_t>(memory_align_, 512);
   // The last incomplete block of a file goes through the page cache. Nothing else of the same page may go
   // past it at the same time, or the kernel would write the page back over it.
   if (!block_device) granule_ = std::max(granule_, kPage);

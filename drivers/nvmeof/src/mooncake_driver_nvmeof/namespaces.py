@@ -68,10 +68,10 @@ def namespace(
     when it admits no such host or has no such namespace.
     """
     from mooncake_driver_nvmeof import _core
-    from mooncake_driver_nvmeof.options import DEFAULT_HOST_NQN
+    from mooncake_driver_nvmeof.options import default_host_nqn
 
     status, reason, facts = _core.identify(
-        url, host_nqn or DEFAULT_HOST_NQN, header_digest, data_digest, timeout_s
+        url, host_nqn or default_host_nqn(), header_digest, data_digest, timeout_s
     )
     if status != OK:
         raise ERRORS.get(status, TransferError)(reason)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -10,9 +13,10 @@ import msgspec
 from mooncake_transfer.driver_options import as_text, check_limits, checked
 from mooncake_transfer.errors import ConfigError
 
-__all__ = ["DEFAULT_HOST_NQN", "NvmeofOptions", "render"]
+__all__ = ["NvmeofOptions", "default_host_nqn", "render"]
 
-DEFAULT_HOST_NQN = "nqn.2014-08.org.mooncake:host"
+HOST_NQN_FILE = Path("/etc/nvme/hostnqn")
+MACHINE_ID_FILE = Path("/etc/machine-id")
 
 # Inclusive; the compiled core checks the same limits.
 LIMITS: dict[str, tuple[float, float]] = {
@@ -45,7 +49,8 @@ class NvmeofOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         chunk_bytes: the largest operation; longer blocks are cut.
         workers: most threads, for I/O that is not aligned and where there is no io_uring.
         queue_depth: how many operations may be under way or waiting to be fetched, over all peers.
-        host_nqn: the name by which NVMe/TCP targets know this host.
+        host_nqn: the name by which NVMe/TCP targets know this host; empty: what /etc/nvme/hostnqn says, else
+            one made of the machine's id.
         header_digest: headers of NVMe/TCP carry checksums (CRC32C).
         data_digest: the data too, which costs both sides time.
         io_queues: connections to a target beside that for administration; it may grant fewer.
@@ -68,7 +73,7 @@ class NvmeofOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     chunk_bytes: int = 1 << 20
     workers: int = 8
     queue_depth: int = 1024
-    host_nqn: str = DEFAULT_HOST_NQN
+    host_nqn: str = ""
     header_digest: bool = False
     data_digest: bool = False
     io_queues: int = 2
@@ -80,10 +85,25 @@ class NvmeofOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         check_limits("nvmeof", self, LIMITS)
-        if not 0 < len(self.host_nqn) <= 223:
-            raise ConfigError(f"host_nqn has {len(self.host_nqn)} letters; a name of a host has 1 to 223")
+        if len(self.host_nqn) > 223:
+            raise ConfigError(f"host_nqn has {len(self.host_nqn)} letters; a name of a host has at most 223")
+
+
+def default_host_nqn() -> str:
+    """The name of this host, as nvme-cli knows it; where it knows none, one that stays the same."""
+    try:
+        if name := HOST_NQN_FILE.read_text().strip():
+            return name[:223]
+    except OSError:
+        pass  # nvme-cli is not installed
+    try:
+        seed = MACHINE_ID_FILE.read_text().strip()
+    except OSError:
+        seed = ""  # a container without one
+    return f"nqn.2014-08.org.nvmexpress:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, seed or socket.gethostname())}"
 
 
 def render(options: Mapping[str, object]) -> dict[str, str]:
     """Check the user's options and write them as the strings that the core reads."""
-    return as_text(checked("nvmeof", NvmeofOptions, options))
+    known = checked("nvmeof", NvmeofOptions, options)
+    return as_text(known) | {"host_nqn": known.host_nqn or default_host_nqn()}

@@ -41,4 +41,14 @@ def load() -> object:
 def mooncake_transfer_drivers() -> list[DriverInfo]:
     """Offer the one driver of this package."""
     kinds = frozenset({"dram", "file", "block"})
-    return [DriverInfo("nvmeof", kinds, priority=PRIORITY, probe=probe, load=load, options=render)]
+    return [
+        DriverInfo(
+            "nvmeof",
+            kinds,
+            priority=PRIORITY,
+            probe=probe,
+            load=load,
+            options=render,
+            trusted_probe=True,
+        )
+    ]

@@ -1,0 +1,221 @@
+"""Runs inside the guest: the kernel's NVMe target, used by its own initiator and by ours."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_driver_nvmeof import namespace
+from mooncake_transfer import RailConfig, Region, Transfer, TransferConfig, TransferEngine
+from mooncake_transfer.errors import PeerUnreachable
+from mooncake_transfer.memory import FileSource
+
+Bytes = npt.NDArray[np.uint8]
+MIB = 1 << 20
+SIZE = MIB
+DEADLINE_S = 150.0
+NQN = os.environ["VMLAB_NVMET_NQN"]
+PORTS = Path("/sys/kernel/config/nvmet/ports")
+HOST_ID = "00000000-0000-4000-8000-000000000000"
+
+
+def say(**facts: Any) -> None:
+    """One line for the test outside, and progress for people."""
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Poll; return the first true value."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {DEADLINE_S:g} s"
+        time.sleep(0.05)
+    return value
+
+
+def disks() -> dict[int, Path]:
+    """The block devices of the connected subsystem, by namespace."""
+    found = {}
+    for place in Path("/sys/block").glob("nvme*n*"):
+        name = place / "device/subsysnqn"
+        if name.exists() and name.read_text().strip() == NQN and (Path("/dev") / place.name).exists():
+            found[int((place / "nsid").read_text())] = Path("/dev") / place.name
+    return found
+
+
+def connect(kind: str) -> Path:
+    """Connect the kernel's initiator and return the block device of namespace 1."""
+    where = (
+        []
+        if kind == "loop"
+        else ["-a", os.environ[f"VMLAB_NVMET_{kind.upper()}"].split(":")[0], "-s", "4420"]
+    )
+    command = ["nvme", "connect", "-t", kind, *where, "-n", NQN]
+    if kind != "loop":
+        command += ["--ctrl-loss-tmo=60", "--reconnect-delay=1"]
+    command += ["--hostnqn", f"nqn.2014-08.org.nvmexpress:uuid:{HOST_ID}", "--hostid", HOST_ID]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=DEADLINE_S)
+    device = until(lambda: disks().get(1), f"a block device over {kind}")
+    assert isinstance(device, Path)
+    return device
+
+
+def disconnect() -> None:
+    """Disconnect the kernel's initiator."""
+    subprocess.run(
+        ["nvme", "disconnect", "-n", NQN], check=True, stdout=subprocess.DEVNULL, timeout=DEADLINE_S
+    )
+    until(lambda: not disks(), "the block devices are gone")
+
+
+def kernel_reads(device: Path, offset: int, nbytes: int) -> Bytes:
+    """What the kernel's initiator reads, past every cache."""
+    fd = os.open(device, os.O_RDONLY | os.O_DIRECT)
+    place = mmap.mmap(-1, nbytes)
+    try:
+        assert os.preadv(fd, [place], offset) == nbytes
+        return np.frombuffer(place, np.uint8).copy()
+    finally:
+        os.close(fd)
+
+
+def pattern(seed: int, nbytes: int = SIZE) -> Bytes:
+    """Bytes that are the same for the same seed."""
+    return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+def engine(**options: Any) -> TransferEngine:
+    """With the nvmeof driver alone, that says what happens at once."""
+    return TransferEngine(
+        TransferConfig(
+            drivers=("nvmeof",),
+            driver_options={
+                "nvmeof": {"connect_timeout_s": 60.0, "fence_s": 1.0, "keep_alive_s": 0.0, **options}
+            },
+            rails=RailConfig(attempts=1, breaker_errors=1000),
+            transfer_timeout_s=DEADLINE_S,
+        )
+    )
+
+
+def memory_of(owner: TransferEngine, nbytes: int = SIZE) -> tuple[Region, Bytes]:
+    region = owner.allocate(nbytes)
+    return region, np.frombuffer(region.view(), np.uint8)
+
+
+def block_device(kind: str, seed: int) -> None:
+    """A namespace as a block device of the kernel's initiator."""
+    device = connect(kind)
+    with engine() as owner:
+        local, held = memory_of(owner)
+        place = owner.import_region(owner.register(FileSource(device, 0, 2 * SIZE)).descriptor())
+        held[:] = pattern(seed)
+        owner.write(local, place, [[0, 4096, SIZE]]).wait()
+        same = np.array_equal(kernel_reads(device, 4096, SIZE), held)
+        held[:] = 0
+        owner.read(local, place, [[0, 4096, SIZE]]).wait()
+        aligned = same and np.array_equal(held, pattern(seed))
+        owner.write(local, place, [[0, 1000, 5001]]).wait()  # reads, changes and writes blocks
+        now = kernel_reads(device, 0, 8192)
+        edges = np.array_equal(now[1000:6001], held[:5001]) and np.array_equal(now[6001:], held[1905:4096])
+    say(block_device=kind, aligned=bool(aligned), unaligned=bool(edges))
+    disconnect()
+
+
+def userspace(nsid: int, seed: int, **digests: bool) -> None:
+    """Our initiator against the kernel's target, what it wrote seen by the kernel's initiator."""
+    found = namespace(
+        f"nvme-tcp://{os.environ['VMLAB_NVMET_TCP']}/{NQN}?nsid={nsid}", timeout_s=60, **digests
+    )
+    with engine(**digests) as owner:
+        local, held = memory_of(owner)
+        place = owner.import_region(owner.register(found.source()).descriptor())
+        held[:] = pattern(seed)
+        owner.write(local, place, [[0, MIB, SIZE]]).wait()
+        owner.write(local, place, [[7, 3, 1000]]).wait()
+        held[:] = 0
+        owner.read(local, place, [[0, MIB, SIZE]]).wait()
+        ours = np.array_equal(held, pattern(seed))
+    connect("tcp")
+    device = disks()[nsid]
+    theirs = np.array_equal(kernel_reads(device, MIB, SIZE), pattern(seed))
+    small = np.array_equal(kernel_reads(device, 0, 4096)[3:1003], pattern(seed)[7:1007])
+    told = (Path("/sys/block") / device.name / "uuid").read_text().strip().replace("-", "")
+    disconnect()
+    say(userspace=nsid, digests=digests, ours=bool(ours), theirs=bool(theirs), small=bool(small),
+        uuid=found.uuid.hex() == told, nbytes=found.nbytes)  # fmt: skip
+
+
+def unlink() -> None:
+    """Take the target's TCP port away: its connections end, new ones are refused."""
+    (PORTS / "1/subsystems" / NQN).unlink()
+
+
+def link() -> None:
+    (PORTS / "1/subsystems" / NQN).symlink_to(f"/sys/kernel/config/nvmet/subsystems/{NQN}")
+
+
+def moves(move: Callable[[], Transfer]) -> bool:
+    try:
+        move().wait()
+    except PeerUnreachable:
+        return False
+    return True
+
+
+def taken_away() -> None:
+    """Under load of both initiators: ours reports the loss, the kernel's waits; afterwards both go on."""
+    device = connect("tcp")
+    found = namespace(f"nvme-tcp://{os.environ['VMLAB_NVMET_TCP']}/{NQN}?nsid=2", timeout_s=60)
+    with engine() as owner:
+        local, held = memory_of(owner)
+        held[:] = pattern(50)
+        ours = owner.import_region(owner.register(found.source()).descriptor())
+        theirs = owner.import_region(owner.register(FileSource(device, 0, 8 * SIZE)).descriptor())
+        many = [[0, 2 * MIB, SIZE]] * 200
+        lost, waiting = owner.write(local, ours, many), owner.write(local, theirs, many[:100])
+        until(lambda: lost.bytes_done > 0 and waiting.bytes_done > 0, "both move bytes")
+        unlink()
+        error = ""
+        try:
+            lost.wait()
+        except PeerUnreachable as failure:
+            error = str(failure)
+        refused = not moves(lambda: owner.read(local, ours, [[0, 0, 4096]]))
+        done_without = waiting.done()
+        held[:] = pattern(50)  # the refused read may have changed nothing
+        link()
+        until(lambda: moves(lambda: owner.write(local, ours, [[0, 2 * MIB, SIZE]])), "the target is back")
+        waiting.wait()
+        place, received = memory_of(owner)
+        owner.read(place, ours, [[0, 2 * MIB, SIZE]]).wait()
+        same_ours = np.array_equal(received, pattern(50))
+        owner.read(place, theirs, [[0, 2 * MIB, SIZE]]).wait()
+        same_theirs = np.array_equal(received, pattern(50))
+        say(taken_away=True, error=error, refused=refused, kernel_done_without=done_without,
+            ours=bool(same_ours), theirs=bool(same_theirs))  # fmt: skip
+    disconnect()
+
+
+def main() -> None:
+    """All of it, one after another, in one boot."""
+    for seed, kind in enumerate(("tcp", "rdma", "loop"), 10):
+        block_device(kind, seed)
+    userspace(1, 20)
+    userspace(2, 21, header_digest=True, data_digest=True)
+    taken_away()
+
+
+if __name__ == "__main__":
+    main()

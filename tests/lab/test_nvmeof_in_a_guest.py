@@ -1,0 +1,52 @@
+"""The nvmeof driver and the kernel's NVMe target: over tcp, rdma and loop, and from user space."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+
+INSIDE = Path(__file__).with_name("inside_nvmeof.py")
+
+
+@pytest.fixture(scope="module")
+def reports(lab: Callable[..., subprocess.CompletedProcess[str]]) -> list[dict[str, Any]]:
+    """One boot for all."""
+    done = lab(["--rdma", "--nvmet"], [sys.executable, str(INSIDE)])
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["tcp", "rdma", "loop"])
+def test_a_block_device_of_the_kernels_initiator_holds_what_was_written(
+    reports: list[dict[str, Any]], kind: str
+) -> None:
+    (report,) = [each for each in reports if each.get("block_device") == kind]
+    assert report["aligned"]
+    assert report["unaligned"]
+
+
+@pytest.mark.parametrize("nsid", [1, 2])
+def test_the_kernels_initiator_reads_what_ours_wrote(reports: list[dict[str, Any]], nsid: int) -> None:
+    (report,) = [each for each in reports if each.get("userspace") == nsid]
+    assert report["ours"]
+    assert report["theirs"]
+    assert report["small"]
+    assert report["uuid"]
+    assert report["nbytes"] == 256 << 20
+    assert bool(report["digests"]) == (nsid == 2)
+
+
+def test_a_target_that_was_taken_away_under_load_is_used_again(reports: list[dict[str, Any]]) -> None:
+    (report,) = [each for each in reports if each.get("taken_away")]
+    assert "nvme-tcp" in report["error"]
+    assert report["refused"]
+    assert not report["kernel_done_without"]
+    assert report["ours"]
+    assert report["theirs"]
