@@ -184,7 +184,7 @@ def taken_away() -> None:
         ours = owner.import_region(owner.register(found.source()).descriptor())
         theirs = owner.import_region(owner.register(FileSource(device, 0, 8 * SIZE)).descriptor())
         many = [[0, 2 * MIB, SIZE]] * 200
-        lost, waiting = owner.write(local, ours, many), owner.write(local, theirs, many[:100])
+        lost, waiting = owner.write(local, ours, many), owner.write(local, theirs, many[:24])
         until(lambda: lost.bytes_done > 0 and waiting.bytes_done > 0, "both move bytes")
         unlink()
         error = ""
@@ -208,8 +208,29 @@ def taken_away() -> None:
     disconnect()
 
 
+def passthrough(seed: int) -> None:
+    """A PCI drive by NVMe commands: its bytes change, and the block layer has not seen a write."""
+    (place,) = [each for each in Path("/sys/block").glob("nvme*n*") if each.name.count("n") == 2]
+    device = Path("/dev") / place.name
+    with engine(passthrough=True) as owner:
+        local, held = memory_of(owner)
+        part = owner.import_region(owner.register(FileSource(device, 0, 8 * SIZE)).descriptor())
+        held[:] = pattern(seed)
+        before = (place / "stat").read_text().split()[4]
+        owner.write(local, part, [[at, at + MIB, 65536] for at in range(0, SIZE, 65536)]).wait()
+        unseen = (place / "stat").read_text().split()[4] == before
+        same = np.array_equal(kernel_reads(device, MIB, SIZE), held)
+        held[:] = 0
+        owner.read(local, part, [[at, at + MIB, 65536] for at in range(0, SIZE, 65536)]).wait()
+        back = np.array_equal(held, pattern(seed))
+        owner.write(local, part, [[0, 100, 1000]]).wait()  # a part of a block goes by the block layer
+        edge = np.array_equal(kernel_reads(device, 0, 4096)[100:1100], held[:1000])
+    say(passthrough=True, unseen=unseen, same=bool(same), back=bool(back), edge=bool(edge))
+
+
 def main() -> None:
     """All of it, one after another, in one boot."""
+    passthrough(5)
     for seed, kind in enumerate(("tcp", "rdma", "loop"), 10):
         block_device(kind, seed)
     userspace(1, 20)

@@ -19,7 +19,7 @@ INSIDE = Path(__file__).with_name("inside_nvmeof.py")
 @pytest.fixture(scope="module")
 def reports(lab: Callable[..., subprocess.CompletedProcess[str]]) -> list[dict[str, Any]]:
     """One boot for all."""
-    done = lab(["--rdma", "--nvmet"], [sys.executable, str(INSIDE)])
+    done = lab(["--rdma", "--nvmet", "--nvme", "1"], [sys.executable, str(INSIDE)])
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -41,6 +41,14 @@ def test_the_kernels_initiator_reads_what_ours_wrote(reports: list[dict[str, Any
     assert report["uuid"]
     assert report["nbytes"] == 256 << 20
     assert bool(report["digests"]) == (nsid == 2)
+
+
+def test_nvme_commands_move_bytes_past_the_block_layer(reports: list[dict[str, Any]]) -> None:
+    (report,) = [each for each in reports if each.get("passthrough")]
+    assert report["same"]
+    assert report["back"]
+    assert report["unseen"]
+    assert report["edge"]
 
 
 def test_a_target_that_was_taken_away_under_load_is_used_again(reports: list[dict[str, Any]]) -> None:

@@ -56,6 +56,9 @@ class Device {
   virtual Status run(mc_opcode opcode, std::byte* memory, uint64_t offset, uint64_t length, bool durable) = 0;
   // For io_uring: the descriptor that moves the bytes of a direct operation; -1: there is none.
   virtual int direct_fd() const { return -1; }
+  // The same for NVMe commands: -1 where there is no such device, or this piece is too long for one.
+  virtual int command_fd(uint64_t) const { return -1; }
+  virtual uint32_t nsid() const { return 0; }
   // Starts a direct operation that will end with Io::finished(). False: the device has run() only.
   virtual bool start(Io&, Piece&) { return false; }
   // No operation is under way and none will come: ends what the device has of threads and connections.

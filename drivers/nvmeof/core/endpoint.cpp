@@ -162,7 +162,7 @@ Status Endpoint::open_device(const mc_memory& memory, std::shared_ptr<Device>& d
   if (memory.struct_size >= kWithLocation && memory.location != nullptr)
     return Namespace::open(memory.location, options_, device);
   std::shared_ptr<File> file;
-  Status status = File::open(memory.fd, bytes, options_.direct, file);
+  Status status = File::open(memory.fd, bytes, options_, file);
   device = std::move(file);
   return status;
 }

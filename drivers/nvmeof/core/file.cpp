@@ -4,12 +4,14 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <thread>
 
 namespace mooncake::nvmeof {
@@ -21,6 +23,7 @@ constexpr double kLockLimitS = 30;
 // linux/fs.h and linux/stat.h, which older build machines lack in part.
 constexpr unsigned long kBlockBytes64 = 0x80081272;  // BLKGETSIZE64
 constexpr unsigned long kLogicalBlock = 0x1268;      // BLKSSZGET
+constexpr unsigned long kNamespaceId = 0x4e40;       // NVME_IOCTL_ID
 constexpr unsigned kStatxDioAlign = 0x00002000;
 constexpr int kRwfDsync = 0x00000002;
 
@@ -50,7 +53,7 @@ std::string name_of(int fd) {
 
 }  // namespace
 
-Status File::open(int fd, uint64_t bytes, bool direct, std::shared_ptr<File>& out) {
+Status File::open(int fd, uint64_t bytes, const Options& options, std::shared_ptr<File>& out) {
   auto file = std::make_shared<File>();
   struct stat status{};
   if (fd < 0 || fstat(fd, &status) != 0)
@@ -69,7 +72,9 @@ Status File::open(int fd, uint64_t bytes, bool direct, std::shared_ptr<File>& ou
   file->writable_ = (fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDONLY;
   file->buffered_.reset(fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!file->buffered_.valid()) return system_failure(MC_IO, "cannot keep " + file->name_ + " open", errno);
-  if (direct) file->open_direct(block_device, size);
+  if (options.direct) file->open_direct(block_device, size);
+  if (options.passthrough && block_device && file->direct_.valid())
+    file->open_commands(static_cast<unsigned>(status.st_rdev));
   out = std::move(file);
   return {};
 }
@@ -93,6 +98,27 @@ void File::open_direct(bool block_device, uint64_t size) {
   // past it at the same time, or the kernel would write the page back over it.
   if (!block_device) granule_ = std::max(granule_, kPage);
   direct_limit_ = size / granule_ * granule_;
+}
+
+// Beside /dev/nvme0n1 there is /dev/ng0n1, for who may open it. A partition has none: its blocks are counted
+// from its own beginning.
+void File::open_commands(unsigned device) {
+  std::string place = "/sys/dev/block/" + std::to_string(major(device)) + ":" + std::to_string(minor(device));
+  char target[4096];
+  ssize_t length = readlink(place.c_str(), target, sizeof target);
+  if (length <= 0) return;
+  std::string name(target, static_cast<size_t>(length));
+  name.erase(0, name.rfind('/') + 1);
+  if (name.compare(0, 4, "nvme") != 0 || name.find('p') != std::string::npos) return;
+  std::ifstream limit(place + "/queue/max_hw_sectors_kb");
+  uint64_t kib = 0;
+  std::string character = "/dev/ng" + name.substr(4);
+  UniqueFd fd(::open(character.c_str(), (writable_ ? O_RDWR : O_RDONLY) | O_CLOEXEC));
+  int number = fd.valid() ? ioctl(fd.get(), kNamespaceId) : -1;
+  if (!(limit >> kib) || number <= 0) return;
+  commands_ = std::move(fd);
+  nsid_ = static_cast<uint32_t>(number);
+  most_in_command_ = kib << 10;
 }
 
 void File::find_alignment(bool block_device) {

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "device.hpp"
+#include "options.hpp"
 
 namespace mooncake::nvmeof {
 
@@ -11,19 +12,24 @@ class File : public Device {
  public:
   // `fd`: an open descriptor of it, which is duplicated; `bytes`: how much of it is used, from its beginning.
   // MC_INVALID when the descriptor is no file or block device, or the file is shorter.
-  static Status open(int fd, uint64_t bytes, bool direct, std::shared_ptr<File>& file);
+  static Status open(int fd, uint64_t bytes, const Options& options, std::shared_ptr<File>& file);
 
   Status run(mc_opcode opcode, std::byte* memory, uint64_t offset, uint64_t length, bool durable) override;
   int direct_fd() const override { return direct_.valid() ? direct_.get() : buffered_.get(); }
   Status lock(uint64_t block) override;
   void unlock(uint64_t block) override;
-  bool is_direct() const { return direct_.valid(); }
+  int command_fd(uint64_t length) const override { return length <= most_in_command_ ? commands_.get() : -1; }
+  uint32_t nsid() const override { return nsid_; }
 
  private:
   void open_direct(bool block_device, uint64_t size);
   void find_alignment(bool block_device);
+  void open_commands(unsigned device);
 
   UniqueFd buffered_, direct_;
+  UniqueFd commands_;  // the character device of an NVMe namespace
+  uint32_t nsid_ = 0;
+  uint64_t most_in_command_ = 0;
 };
 
 }  // namespace mooncake::nvmeof

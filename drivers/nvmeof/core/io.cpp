@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
+
+#include "nvme_queue.hpp"
 
 namespace mooncake::nvmeof {
 namespace {
@@ -44,9 +47,17 @@ Status Io::start() {
   if (options_.polled) {
     if (Status status = Ring::open(entries, uapi::kSetupIopoll, polled_ring_); !status.ok()) return status;
   }
+  if (options_.passthrough) {
+    Status status = Ring::open(entries, uapi::kSetupSqe128 | uapi::kSetupCqe32, command_ring_);
+    if (status.ok() && !command_ring_->supports(uapi::kUringCmd))
+      status =
+          failed(MC_UNSUPPORTED, "the io_uring of this kernel passes no NVMe commands (Linux 5.19 does)");
+    if (!status.ok()) return status;
+  }
   // The ring is its own event; what threads finish shows in the other descriptor.
   events_.reset(epoll_create1(EPOLL_CLOEXEC));
-  for (int fd : {ring_->fd(), completions_.event_fd()}) {
+  for (int fd : {ring_->fd(), completions_.event_fd(), command_ring_ ? command_ring_->fd() : -1}) {
+    if (fd < 0) continue;
     epoll_event event{};
     event.events = EPOLLIN;
     if (!events_.valid() || epoll_ctl(events_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
@@ -67,10 +78,10 @@ void Io::stop() {
     bool idle;
     {
       std::lock_guard lock(mutex_);
-      idle = in_ring_ + in_polled_ring_ == 0;
+      idle = in_kernel() == 0;
     }
     if (idle || now_ns() > deadline) break;
-    pollfd waiting{ring_->fd(), POLLIN, 0};
+    pollfd waiting{events_.get(), POLLIN, 0};
     ::poll(&waiting, 1, polled_ring_ ? 0 : 20);
   }
   pool_.stop();
@@ -110,8 +121,9 @@ void Io::begin(std::vector<Job*>& jobs) {
         if (piece->length > 0) launch(*piece);
       }
     }
-    if (ring_ && ring_->unsubmitted() > 0) ring_->submit();
-    if (polled_ring_) polled_ring_->submit();
+    for (Ring* ring : {ring_.get(), polled_ring_.get(), command_ring_.get()}) {
+      if (ring != nullptr && ring->unsubmitted() > 0) ring->submit();
+    }
   }
   ended.publish(completions_);
 }
@@ -151,15 +163,47 @@ void Io::launch(Piece& piece) {
                               piece.offset + piece.length <= device.direct_limit() &&
                               reinterpret_cast<uintptr_t>(piece.memory) % device.memory_align() == 0);
   if (direct && device.start(*this, piece)) return;
-  bool polled = polled_ring_ && unit > 1;
-  Ring* ring = polled ? polled_ring_.get() : ring_.get();
-  piece.polled = polled;
-  if (direct && ring != nullptr && device.direct_fd() >= 0 && piece.length <= (1u << 30) &&
-      queue(*ring, piece)) {
-    ++(polled ? in_polled_ring_ : in_ring_);
+  Ring* ring = direct ? ring_for(piece) : nullptr;
+  if (ring != nullptr && queue(*ring, piece)) {
+    piece.ring = ring;
+    ++in_rings_[ring];
     return;
   }
+  piece.ring = nullptr;
   pool_.add(piece);
+}
+
+Ring* Io::ring_for(const Piece& piece) const {
+  const Device& device = *piece.job->remote->device;
+  if (!ring_ || device.direct_fd() < 0 || piece.length > (1u << 30)) return nullptr;
+  if (command_ring_ && device.command_fd(piece.length) >= 0) return command_ring_.get();
+  return polled_ring_ && polling_ && device.granule() > 1 ? polled_ring_.get() : ring_.get();
+}
+
+size_t Io::in_kernel() const {
+  size_t all = 0;
+  for (const auto& [ring, count] : in_rings_) all += count;
+  return all;
+}
+
+void Io::fill_command(uapi::Sqe& sqe, const Piece& piece, bool durable) {
+  const Job& job = *piece.job;
+  const Device& device = *job.remote->device;
+  sqe.opcode = uapi::kUringCmd;
+  sqe.fd = device.command_fd(piece.length);
+  sqe.offset = uapi::kNvmeIo;
+  uint64_t block = piece.offset / device.granule();
+  uapi::NvmeCommand command{};
+  command.opcode = job.opcode == MC_READ ? nvme::kReadBlocks : nvme::kWriteBlocks;
+  command.nsid = device.nsid();
+  command.address = reinterpret_cast<uint64_t>(piece.memory);
+  command.data_length = static_cast<uint32_t>(piece.length);
+  command.cdw10 = static_cast<uint32_t>(block);
+  command.cdw11 = static_cast<uint32_t>(block >> 32);
+  command.cdw12 = static_cast<uint32_t>(piece.length / device.granule() - 1);
+  if (job.opcode == MC_WRITE && durable) command.cdw12 |= nvme::kForceUnitAccess;
+  std::memcpy(reinterpret_cast<std::byte*>(&sqe) + offsetof(uapi::Sqe, command), &command, sizeof command);
+  sqe.user_data = reinterpret_cast<uint64_t>(&piece);
 }
 
 bool Io::queue(Ring& ring, Piece& piece) {
@@ -168,6 +212,10 @@ bool Io::queue(Ring& ring, Piece& piece) {
   if (sqe == nullptr) {
     ring.submit();
     if ((sqe = ring.next()) == nullptr) return false;
+  }
+  if (&ring == command_ring_.get()) {
+    fill_command(*sqe, piece, options_.durable);
+    return true;
   }
   Device& device = *job.remote->device;
   int buffer = &ring == ring_.get() ? buffer_slot(*job.local, piece) : -1;
@@ -234,10 +282,10 @@ void Io::reap() {
   Ended ended;
   {
     std::lock_guard lock(mutex_);
-    if (in_ring_ > 0) take_all(*ring_, ended);
-    if (in_polled_ring_ > 0) {
-      polled_ring_->look();
-      take_all(*polled_ring_, ended);
+    for (const auto& [ring, count] : in_rings_) {
+      if (count == 0) continue;
+      if (ring == polled_ring_.get()) ring->look();
+      take_all(*ring, ended);
     }
   }
   ended.publish(completions_);
@@ -248,7 +296,7 @@ void Io::take_all(Ring& ring, Ended& ended) {
   uapi::Cqe cqe;
   for (size_t i = 0; i < kRounds && ring.take(cqe); ++i) {
     auto* piece = reinterpret_cast<Piece*>(cqe.user_data);
-    --(&ring == ring_.get() ? in_ring_ : in_polled_ring_);
+    --in_rings_[&ring];
     if (piece != &nobody_) on_result(*piece, cqe.result, ended);
   }
   if (ring.unsubmitted() > 0) ring.submit();
@@ -257,6 +305,15 @@ void Io::take_all(Ring& ring, Ended& ended) {
 void Io::on_result(Piece& piece, int result, Ended& ended) {
   Job& job = *piece.job;
   const Device& device = *job.remote->device;
+  if (piece.ring == command_ring_.get()) {
+    if (result == 0) return end_piece(piece, {}, ended);
+    if (result > 0) {
+      Status told = nvme::meaning(static_cast<uint16_t>(result << 1));
+      std::string why = device.failure(job.opcode, piece.offset, piece.length, told.reason).reason;
+      return end_piece(piece, failed(told.code, std::move(why)), ended);
+    }
+  }
+  if (piece.ring == polled_ring_.get() && result == -EOPNOTSUPP) polling_ = false;
   if (result > 0 && static_cast<uint64_t>(result) >= piece.length) return end_piece(piece, {}, ended);
   if (job.stopped) return end_piece(piece, stopped_status(job), ended);
   if (result > 0) {  // the rest, which may not be aligned any more
@@ -324,7 +381,12 @@ void Io::Ended::publish(Completions& to) {
 bool Io::can_sleep() {
   reap();
   std::lock_guard lock(mutex_);
-  return in_polled_ring_ == 0 && (!ring_ || ring_->unsubmitted() == 0);
+  bool polling = false, unsubmitted = false;
+  for (const auto& [ring, count] : in_rings_) {
+    polling = polling || (count > 0 && ring == polled_ring_.get());
+    unsubmitted = unsubmitted || ring->unsubmitted() > 0;
+  }
+  return !polling && !unsubmitted;
 }
 
 void Io::cancel(const std::function<bool(const Job&)>& which, mc_status code) {
@@ -335,13 +397,13 @@ void Io::cancel(const std::function<bool(const Job&)>& which, mc_status code) {
     job->stopped = true;
     if (code == MC_CLOSED && job->status.ok()) job->status = failed(code, "the connection was closed");
     for (Piece* piece : {&job->head, &job->body, &job->tail}) {
-      uapi::Sqe* sqe = piece->length > 0 && ring_ && !piece->polled ? ring_->next() : nullptr;
+      uapi::Sqe* sqe = piece->length > 0 && piece->ring == ring_.get() && ring_ ? ring_->next() : nullptr;
       if (sqe == nullptr) continue;
       sqe->opcode = uapi::kAsyncCancel;
       sqe->fd = -1;
       sqe->address = reinterpret_cast<uint64_t>(piece);
       sqe->user_data = reinterpret_cast<uint64_t>(&nobody_);
-      ++in_ring_;
+      ++in_rings_[ring_.get()];
       any = true;
     }
   }

@@ -60,7 +60,10 @@ class Io {
   void divide(Job& job);
   void add_piece(Job& job, Piece& piece, uint64_t skip, uint64_t length);
   void launch(Piece& piece);
+  Ring* ring_for(const Piece& piece) const;
   bool queue(Ring& ring, Piece& piece);
+  static void fill_command(uapi::Sqe& sqe, const Piece& piece, bool durable);
+  size_t in_kernel() const;
   int buffer_slot(Region& region, const Piece& piece);
   int file_slot(Device& device);
   void take_all(Ring& ring, Ended& ended);
@@ -76,9 +79,10 @@ class Io {
   std::string why_no_ring_;
 
   std::mutex mutex_;
-  std::unique_ptr<Ring> ring_, polled_ring_;
-  size_t in_ring_ = 0, in_polled_ring_ = 0;
-  std::unordered_map<uint64_t, int> files_;  // by the serial of the device
+  std::unique_ptr<Ring> ring_, polled_ring_, command_ring_;
+  std::unordered_map<Ring*, size_t> in_rings_;  // what the kernel has of each
+  bool polling_ = true;                         // until a device does not do it
+  std::unordered_map<uint64_t, int> files_;     // by the serial of the device
   std::deque<Job> slab_;
   Job* free_ = nullptr;
   Job* active_ = nullptr;

@@ -18,7 +18,7 @@ struct Piece {
   std::byte* memory = nullptr;
   uint64_t offset = 0;  // on the device
   uint64_t length = 0;
-  bool polled = false;  // it went to the ring of polled I/O
+  class Ring* ring = nullptr;  // that it went to; null: the pool
   Piece* next = nullptr;
 };
 

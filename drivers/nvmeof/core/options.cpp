@@ -10,6 +10,7 @@ Status parse_options(const mc_option* given, size_t count, Options& options) {
   reader.flag("direct", &options.direct);
   reader.flag("durable", &options.durable);
   reader.flag("polled", &options.polled);
+  reader.flag("passthrough", &options.passthrough);
   reader.flag("register_buffers", &options.register_buffers);
   reader.number<uint64_t>("in_flight", &options.in_flight, 1, 1 << 15);
   reader.number<uint64_t>("chunk_bytes", &options.chunk_bytes, 4096, 1 << 30);

@@ -16,6 +16,7 @@ struct Options {
   bool direct = true;
   bool durable = false;
   bool polled = false;
+  bool passthrough = false;
   bool register_buffers = true;
   uint64_t in_flight = 64;
   uint64_t chunk_bytes = 1 << 20;

@@ -57,6 +57,20 @@ struct Sqe {
 };
 static_assert(sizeof(Sqe) == 64);
 
+// What follows an entry of a ring with large entries, for an NVMe command: it overlays `command`.
+struct NvmeCommand {
+  uint8_t opcode;
+  uint8_t flags;
+  uint16_t reserved;
+  uint32_t nsid, cdw2, cdw3;
+  uint64_t metadata, address;
+  uint32_t metadata_length, data_length;
+  uint32_t cdw10, cdw11, cdw12, cdw13, cdw14, cdw15;
+  uint32_t timeout_ms, reserved2;
+};
+static_assert(sizeof(NvmeCommand) == 72);
+constexpr uint32_t kNvmeIo = 0xc0484e80;  // NVME_URING_CMD_IO
+
 struct Cqe {
   uint64_t user_data;
   int32_t result;

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from mooncake_transfer.testing import DriverConformance, Quirks
+from mooncake_transfer.testing.ending import Ends
+from mooncake_transfer.testing.moving import MovesBytes
 
 MIB = 1 << 20
+QUIRKS = Quirks(same_host_only=True, same_process_only=True, max_slice_bytes=MIB, target_kind="file")
 
 
 class TestIoUring(DriverConformance):
     driver = "nvmeof"
-    quirks = Quirks(same_host_only=True, same_process_only=True, max_slice_bytes=MIB, target_kind="file")
-    driver_options = {"io": "io_uring"}  # noqa: RUF012 - as the suite has it
+    quirks = QUIRKS
+    driver_options: ClassVar = {"io": "io_uring"}
 
 
-class TestThreads(TestIoUring):
-    driver_options = {"io": "threads"}  # noqa: RUF012
+class TestThreads(MovesBytes, Ends):  # keys do not depend on who does the I/O
+    driver = "nvmeof"
+    quirks = QUIRKS
+    driver_options: ClassVar = {"io": "threads"}

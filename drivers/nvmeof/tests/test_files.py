@@ -255,3 +255,13 @@ except Exception as error:
 """)
     assert DriverUnavailable.__name__ in done.stdout
     assert "seccomp" in done.stdout
+
+
+def test_a_device_without_polled_io_is_read_as_usual(make_file: Callable[[int], Path]) -> None:
+    path = make_file(MIB)
+    with opened(path, MIB, polled=True) as (engine, memory, place):
+        for _ in range(3):  # the first operations find out
+            bytes_of(memory)[:] = 0
+            engine.read(memory, place, [[0, 0, MIB]]).wait(DEADLINE_S)
+            assert memory.view() == path.read_bytes()
+        engine.write(memory, place, [[0, 0, MIB]]).wait(DEADLINE_S)

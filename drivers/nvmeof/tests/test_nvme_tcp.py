@@ -73,7 +73,7 @@ def test_a_namespace_tells_what_it_is() -> None:
     [{}, {"header_digest": True}, {"data_digest": True}, {"header_digest": True, "data_digest": True}],
 )
 def test_what_is_written_is_there_and_comes_back(digests: dict[str, bool]) -> None:
-    with NvmeTarget() as target, reached(target, 256 << 10, **digests) as (engine, memory, place):
+    with NvmeTarget() as target, reached(target, 96 << 10, **digests) as (engine, memory, place):
         check_round_trip(engine, memory, place, target)
 
 

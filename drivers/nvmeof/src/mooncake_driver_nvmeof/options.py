@@ -43,6 +43,8 @@ class NvmeofOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         durable: a write is complete when its bytes are on the medium, not in a cache (RWF_DSYNC).
         polled: completions of direct I/O are polled for, which takes the processor and saves interrupts; for
             drives with poll queues.
+        passthrough: blocks of whole NVMe namespaces (``/dev/nvme0n1``) are moved by NVMe commands to
+            ``/dev/ng0n1``, past the block layer, where this process may open that.
         register_buffers: memory is pinned when it is first used, up to 64 MiB at a time, so that the kernel
             need not find its pages for every operation.
         in_flight: how many operations the engine keeps under way with one peer.
@@ -68,6 +70,7 @@ class NvmeofOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     direct: bool = True
     durable: bool = False
     polled: bool = False
+    passthrough: bool = False
     register_buffers: bool = True
     in_flight: int = 64
     chunk_bytes: int = 1 << 20
