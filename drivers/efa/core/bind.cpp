@@ -1,0 +1,12 @@
+#include <nanobind/nanobind.h>
+
+#include "abi.hpp"
+
+namespace nb = nanobind;
+
+NB_MODULE(_core, module) {
+  module.doc() = "Compiled core of the efa driver. The engine calls it through the capsule, without Python.";
+  module.def(
+      "driver", [] { return nb::capsule(mooncake::efa::driver_table(), MC_DRIVER_CAPSULE); },
+      "The driver's C function table, as a PyCapsule.");
+}
