@@ -13,12 +13,15 @@ namespace mooncake::efa {
 namespace {
 
 constexpr size_t kBatch = 64;
-constexpr size_t kMostBatches = 16;             // of completions handled before others get the lock
-constexpr size_t kMostMore = 16;                // operations behind one doorbell
-constexpr uint64_t kTickNs = 20'000'000;        // how often clocks are looked at
+constexpr size_t kMostBatches = 16;       // of completions handled before others get the lock
+constexpr size_t kMostMore = 16;          // operations behind one doorbell
+constexpr uint64_t kTickNs = 20'000'000;  // how often clocks are looked at
 constexpr uint64_t kGoodbyeNs = 200'000'000;
-constexpr uint64_t kPolledNs = 50'000;          // so long after a poll somebody else makes progress
+constexpr uint64_t kPolledNs = 50'000;  // so long after a poll somebody else makes progress
 constexpr uint64_t kNapNs = 100'000;
+constexpr uint64_t kShortestNapNs = 20'000;
+constexpr uint64_t kGuestNapNs =
+    500'000;  // providers in software move nothing for a peer while this one sleeps
 constexpr uint64_t kLongNapNs = 1'000'000;
 constexpr uint64_t kIdleNapNs = 5'000'000;
 constexpr uint64_t kDefaultBandwidth = 1'000'000'000;
@@ -30,7 +33,9 @@ Status name(mc_handle made, mc_handle* out) {
   return {};
 }
 
-Status unknown(const char* what) { return failed(MC_INVALID, std::string("no ") + what + " has this handle"); }
+Status unknown(const char* what) {
+  return failed(MC_INVALID, std::string("no ") + what + " has this handle");
+}
 
 }  // namespace
 
@@ -121,7 +126,6 @@ Status Endpoint::connect(const void* address, size_t length, mc_handle* connecti
     std::lock_guard lock(shared_.mutex);
     made = initiator_.connect(peer);
   }
-  wake();
   return name(connections_.add(std::move(made)), connection);
 }
 
@@ -137,7 +141,8 @@ Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered)
   if (memory.struct_size < offsetof(mc_memory, numa_node))
     return failed(MC_INVALID, "the memory description is of an unknown version");
   if (memory.kind != MC_DRAM && !(memory.kind == MC_CUDA && shared_.fabric.moves_cuda()))
-    return failed(MC_UNSUPPORTED, "libfabric's " + shared_.fabric.name() + " does not take this kind of memory");
+    return failed(MC_UNSUPPORTED,
+                  "libfabric's " + shared_.fabric.name() + " does not take this kind of memory");
   if (memory.address == 0 || memory.length == 0 || memory.address + memory.length < memory.address)
     return failed(MC_INVALID, "the memory is empty or wraps around the address space");
   auto region = std::make_shared<Region>();
@@ -370,8 +375,8 @@ void Endpoint::on_error(const fi_cq_err_entry& entry) {
   auto* token = static_cast<Token*>(entry.op_context);
   if (token == nullptr || token->link->closed()) return;
   Link& link = *token->link;
-  Status failure = failed(Initiator::code_of(entry.err), shared_.fabric.name() + " reports: " +
-                                                             shared_.fabric.say(entry.err));
+  Status failure = failed(Initiator::code_of(entry.err),
+                          shared_.fabric.name() + " reports: " + shared_.fabric.say(entry.err));
   switch (token->use) {
     case Token::Use::kTransfer:
       if (token->operation != nullptr) initiator_.on_transfer(*token, &failure);
@@ -413,8 +418,11 @@ void Endpoint::run() {
 // Nothing wakes this thread when the fabric has something, so it looks again soon.
 uint64_t Endpoint::pause_ns(bool busy, uint64_t idle_ns) const {
   if (passed(polled_ns_.load(std::memory_order_relaxed), now_ns()) < kPolledNs) return kNapNs;
-  if (busy) return idle_ns < shared_.options.spin_us * 1000ull ? 0 : kNapNs / 5;
-  if (initiator_.stalled() || target_.stalled() || target_.has_guests()) return kNapNs;
+  // The longer it has been in vain, the longer: a wait is prolonged by a quarter at most.
+  if (busy && idle_ns < shared_.options.spin_us * 1000ull) return 0;
+  if (busy) return std::clamp(idle_ns / 4, kShortestNapNs, kLongNapNs);
+  if (initiator_.stalled() || target_.stalled()) return kNapNs;
+  if (target_.has_guests()) return kGuestNapNs;
   return initiator_.has_connections() ? kLongNapNs : kIdleNapNs;
 }
 

@@ -16,8 +16,8 @@ constexpr size_t kAddresses = 64;  // first size of an address table; it grows
 constexpr int kKeyAttempts = 16;
 
 // Numbers of options that came after 1.17; older libraries refuse them.
-constexpr int kMaxRmaSize = 14;                              // FI_OPT_MAX_RMA_SIZE
-constexpr int kRnrRetry = -(0xefa << 16);                    // FI_OPT_EFA_RNR_RETRY
+constexpr int kMaxRmaSize = 14;                               // FI_OPT_MAX_RMA_SIZE
+constexpr int kRnrRetry = -(0xefa << 16);                     // FI_OPT_EFA_RNR_RETRY
 constexpr int kUnsolicitedWriteReceive = -(0xefa << 16) + 8;  // FI_OPT_EFA_USE_UNSOLICITED_WRITE_RECV
 
 bool fits(const fi_info& info, const std::string& wanted) {
@@ -35,11 +35,10 @@ Status Api::load(const std::string& path) {
   constexpr const char* kRemedy =
       "install libfabric (Debian: libfabric1; for EFA the installer of AWS), or name the file with option "
       "library";
-  Status loaded = path.empty()
-                      ? library.open({"libfabric.so.1", "/opt/amazon/efa/lib64/libfabric.so.1",
-                                      "/opt/amazon/efa/lib/libfabric.so.1"},
-                                     kRemedy)
-                      : library.open({path.c_str()}, kRemedy);
+  Status loaded = path.empty() ? library.open({"libfabric.so.1", "/opt/amazon/efa/lib64/libfabric.so.1",
+                                               "/opt/amazon/efa/lib/libfabric.so.1"},
+                                              kRemedy)
+                               : library.open({path.c_str()}, kRemedy);
   if (!loaded.ok()) return loaded;
   for (Status found : {library.require("fi_getinfo", &getinfo), library.require("fi_dupinfo", &dupinfo),
                        library.require("fi_freeinfo", &freeinfo), library.require("fi_fabric", &fabric),
@@ -89,8 +88,8 @@ Status Fabric::choose(const Options& options) {
   }
   return failed(MC_UNSUPPORTED, "libfabric's provider '" + options.provider + "' has no domain" +
                                     (options.domain.empty() ? "" : " '" + options.domain + "'") +
-                                    " with reliable RMA here: " + say(error) +
-                                    "; `fi_info -p '" + options.provider + "'` shows what it has");
+                                    " with reliable RMA here: " + say(error) + "; `fi_info -p '" +
+                                    options.provider + "'` shows what it has");
 }
 
 Fabric::Info Fabric::ask(const Options& options, const char* fabric, bool cuda, bool delivery,

@@ -29,9 +29,7 @@ mc_status Initiator::code_of(int error) {
 std::shared_ptr<Connection> Initiator::connect(const Address& address) {
   auto connection = std::make_shared<Connection>();
   connection->address = address;
-  connection->state = Connection::State::kWanted;
   connections_.emplace(connection.get(), connection);
-  wanted_ = true;
   return connection;
 }
 
@@ -100,7 +98,8 @@ void Initiator::place(Operation& operation, bool more) {
   operation.state = Operation::State::kWaiting;
   if (remote.state == Remote::State::kRefused) return finish(operation, &remote.refusal);
   if (remote.state == Remote::State::kOpen) {
-    if (connection.state != Connection::State::kReady || !connection.backlog.empty() || post(operation, more) == -FI_EAGAIN)
+    if (connection.state != Connection::State::kReady || !connection.backlog.empty() ||
+        post(operation, more) == -FI_EAGAIN)
       connection.backlog.push(&operation);
     return;
   }
@@ -254,8 +253,7 @@ Status Initiator::greet(Connection& connection) {
   connection.sequencer = {};
   sessions_[connection.number] = &connection;
   if (Status status = link.reach(connection.address.door, connection.door); !status.ok()) return status;
-  if (Status status = driver::fill_random(connection.session.data(), connection.session.size());
-      !status.ok())
+  if (Status status = driver::fill_random(connection.session.data(), connection.session.size()); !status.ok())
     return status;
   Message hello;
   hello.kind = Kind::kHello;
@@ -475,12 +473,15 @@ void Initiator::tick(uint64_t now) {
   std::vector<Link*> stuck;
   for (const auto& link : links_.open()) {
     uint64_t sent = link->oldest_send_ns();
-    if (link->sessions > 0 && sent != 0 && passed(sent, now) > 2 * nanoseconds(shared_.options.dead_peer_timeout_s))
+    if (link->sessions > 0 && sent != 0 &&
+        passed(sent, now) > 2 * nanoseconds(shared_.options.dead_peer_timeout_s))
       stuck.push_back(link.get());
   }
   for (Link* link : stuck)
     abandon(*link, failed(MC_UNREACHABLE, "messages to a peer do not leave this host"));
-  std::erase_if(parting_, [&](const auto& each) { return each.second->closes_ns != 0 && now >= each.second->closes_ns; });
+  std::erase_if(parting_, [&](const auto& each) {
+    return each.second->closes_ns != 0 && now >= each.second->closes_ns;
+  });
   links_.tick(now);
 }
 

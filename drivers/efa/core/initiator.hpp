@@ -38,7 +38,7 @@ struct Remote {
   OperationQueue waiting;  // for the session or the answer
 };
 
-// Outlives its sessions: after a loss the next operation begins another one.
+// Outlives its sessions: the first operation begins one, and after a loss the next operation another.
 struct Connection {
   enum class State : uint8_t { kDown, kWanted, kConnecting, kReady, kParting, kClosed };
 
@@ -69,7 +69,8 @@ struct Connection {
 // With the lock held, all of it.
 class Initiator {
  public:
-  explicit Initiator(Shared& shared) : shared_(shared), links_(shared.fabric, shared.options.endpoints, false) {}
+  explicit Initiator(Shared& shared)
+      : shared_(shared), links_(shared.fabric, shared.options.endpoints, false) {}
 
   std::shared_ptr<Connection> connect(const Address& address);
   void disconnect(const std::shared_ptr<Connection>& connection);

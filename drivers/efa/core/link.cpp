@@ -92,8 +92,8 @@ bool Link::post_send(fi_addr_t peer, const Message& message) {
   if (free_send_ == nullptr) return false;
   Token& token = *free_send_;
   *token.message = message;
-  ssize_t rc = fi_send(endpoint(), token.message, sizeof(Message), mailbox_region_.descriptor, peer,
-                       &token.scratch);
+  ssize_t rc =
+      fi_send(endpoint(), token.message, sizeof(Message), mailbox_region_.descriptor, peer, &token.scratch);
   if (rc == -FI_EAGAIN) return false;
   if (rc != 0) {
     broken = true;

@@ -77,11 +77,11 @@ class Link {
   bool stalled() const { return !waiting_.empty() || !unposted_.empty(); }
   std::vector<Token>& transfers() { return transfers_; }
 
-  bool incoming = false;    // leads to memory of this side
-  uint32_t sessions = 0;    // that use it
-  uint64_t closes_ns = 0;   // not 0: nobody uses it, and it is closed then
-  uint64_t closed_ns = 0;   // when it was closed
-  bool broken = false;      // it cannot post: close it
+  bool incoming = false;   // leads to memory of this side
+  uint32_t sessions = 0;   // that use it
+  uint64_t closes_ns = 0;  // not 0: nobody uses it, and it is closed then
+  uint64_t closed_ns = 0;  // when it was closed
+  bool broken = false;     // it cannot post: close it
 
  private:
   struct Waiting {

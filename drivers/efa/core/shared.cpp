@@ -4,7 +4,7 @@ namespace mooncake::efa {
 namespace {
 
 constexpr LinkSize kLinkSize{.transfers = 256, .sends = 16, .receives = 32};
-constexpr uint64_t kLastWordsNs = 100'000'000;       // of a link that nobody uses any more
+constexpr uint64_t kLastWordsNs = 100'000'000;          // of a link that nobody uses any more
 constexpr uint64_t kLateCompletionsNs = 2'000'000'000;  // after a link was closed
 
 }  // namespace
@@ -46,8 +46,7 @@ void Links::release(Link& link, bool at_once) {
 void Links::tick(uint64_t now) {
   std::vector<Link*> due;
   for (const auto& link : open_) {
-    if (link->closes_ns != 0 && (now >= link->closes_ns || link->broken))
-      due.push_back(link.get());
+    if (link->closes_ns != 0 && (now >= link->closes_ns || link->broken)) due.push_back(link.get());
   }
   for (Link* link : due) close(*link);
   std::erase_if(closed_, [&](const auto& link) { return passed(link->closed_ns, now) > kLateCompletionsNs; });

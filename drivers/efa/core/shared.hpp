@@ -1,4 +1,5 @@
-// What both sides of an endpoint stand on: its lock, the fabric, links, and operations with their completions.
+// What both sides of an endpoint stand on: its lock, the fabric, links, and operations with their
+// completions.
 #pragma once
 
 #include <algorithm>
@@ -80,7 +81,8 @@ class OperationQueue {
 class Sequencer {
  public:
   uint64_t next_to_send() { return ++sent_; }
-  // Calls `handle` for `message` and those that waited for it. False for one that cannot be: the session ends.
+  // Calls `handle` for `message` and those that waited for it. False for one that cannot be: the session
+  // ends.
   template <class Handle>
   bool accept(const Message& message, Handle&& handle) {
     constexpr size_t kMostEarly = 4096;
@@ -103,8 +105,7 @@ class Sequencer {
 // The links of one side. Each session gets one of its own up to a limit, then they are shared.
 class Links {
  public:
-  Links(Fabric& fabric, size_t limit, bool incoming)
-      : fabric_(fabric), limit_(limit), incoming_(incoming) {}
+  Links(Fabric& fabric, size_t limit, bool incoming) : fabric_(fabric), limit_(limit), incoming_(incoming) {}
 
   Status take(Link*& link);
   // One session less. An unused link stays for a while: it may have to answer, and providers do not like it

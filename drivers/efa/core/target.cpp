@@ -11,7 +11,8 @@ namespace {
 constexpr LinkSize kDoorSize{.transfers = 1, .sends = 16, .receives = 128};
 // How long a peer may take to end what it has under a revoked key; then its session is ended.
 constexpr uint64_t kPatienceNs = 1'000'000'000;
-constexpr uint64_t kMostTurnedAway = 4096;  // each takes a place in the address table; later ones get no answer
+constexpr uint64_t kMostTurnedAway =
+    4096;                               // each takes a place in the address table; later ones get no answer
 constexpr uint64_t kSilenceFactor = 2;  // initiators notice first
 
 bool same(const Name& left, const Name& right) {

@@ -59,7 +59,7 @@ class Target {
   void tick(uint64_t now);
   bool is_door(const Link& link) const { return &link == door_.get(); }
   bool stalled() const { return door_->stalled() || links_.stalled(); }
-  
+
   uint64_t refused() const { return refused_; }
   bool lingering() const { return links_.lingering(); }
   void say_goodbye();
@@ -75,9 +75,9 @@ class Target {
     Name session{};
     Sequencer sequencer;
     uint64_t heard_ns = 0;
-    std::set<uint64_t> grants;       // that it was given
-    std::set<uint64_t> returning;    // revoked; it may have operations in flight yet
-    uint64_t returning_ns = 0;       // since when there is one
+    std::set<uint64_t> grants;     // that it was given
+    std::set<uint64_t> returning;  // revoked; it may have operations in flight yet
+    uint64_t returning_ns = 0;     // since when there is one
   };
   using Guests = std::unordered_map<uint64_t, std::unique_ptr<Guest>>;
 

@@ -19,16 +19,16 @@ namespace mooncake::efa {
 using Name = std::array<uint8_t, 16>;  // random: of an endpoint, of a session
 
 enum class Kind : uint8_t {
-  kHello = 1,   // to the door: begin a session. Ends `previous` first
-  kWelcome,     // from the endpoint that the session leads to; status tells whether there is one
-  kAsk,         // for region `region` by access key `key`
-  kAnswer,      // status, or what is needed to reach the memory, under number `grant`
-  kRevoked,     // `grant` is taken back: post nothing under it any more
-  kReleased,    // nothing under `grant` is in flight any more
+  kHello = 1,  // to the door: begin a session. Ends `previous` first
+  kWelcome,    // from the endpoint that the session leads to; status tells whether there is one
+  kAsk,        // for region `region` by access key `key`
+  kAnswer,     // status, or what is needed to reach the memory, under number `grant`
+  kRevoked,    // `grant` is taken back: post nothing under it any more
+  kReleased,   // nothing under `grant` is in flight any more
   kPing,
   kPong,
-  kGoodbye,     // the sender leaves as soon as it has the answer
-  kFarewell,    // to a goodbye: nothing more follows
+  kGoodbye,   // the sender leaves as soon as it has the answer
+  kFarewell,  // to a goodbye: nothing more follows
 };
 
 constexpr uint32_t kMagic = 0x3146434d;  // "MCF1"
@@ -42,20 +42,20 @@ struct Message {
   Kind kind{};
   uint8_t address_length = 0;
   uint8_t text_length = 0;
-  int32_t status = 0;    // mc_status
-  uint32_t access = 0;   // mc_access
-  uint64_t to = 0;       // the receiver's number of the session
-  uint64_t from = 0;     // hello, welcome: the sender's
-  uint64_t sequence = 0; // from 1; 0: hello and welcome, which have no place in the order
+  int32_t status = 0;     // mc_status
+  uint32_t access = 0;    // mc_access
+  uint64_t to = 0;        // the receiver's number of the session
+  uint64_t from = 0;      // hello, welcome: the sender's
+  uint64_t sequence = 0;  // from 1; 0: hello and welcome, which have no place in the order
   uint64_t request = 0;
   uint64_t region = 0;
   uint64_t grant = 0;
   uint64_t memory_key = 0;
-  uint64_t base = 0;     // remote address of the region's first byte
+  uint64_t base = 0;  // remote address of the region's first byte
   uint64_t length = 0;
-  Name session{};        // proves that the sender belongs to the session
-  Name key{};            // hello: the endpoint's name
-  Name previous{};       // hello: a session of the same connection whose writes must not land any more
+  Name session{};   // proves that the sender belongs to the session
+  Name key{};       // hello: the endpoint's name
+  Name previous{};  // hello: a session of the same connection whose writes must not land any more
   std::array<uint8_t, kMaxAddress> address{};
   std::array<char, kMaxText> text{};
 
@@ -80,7 +80,7 @@ struct FabricAddress {
 // What export_address gives.
 struct Address {
   uint32_t magic = kMagic;
-  uint32_t format = 0;                  // of the fabric's addresses: peers of another kind are not reached
+  uint32_t format = 0;  // of the fabric's addresses: peers of another kind are not reached
   std::array<char, 32> provider{};
   Name name{};
   FabricAddress door;

@@ -31,6 +31,8 @@ def _tcp() -> str:
 needs_libfabric = pytest.mark.skipif(
     _version() is None, reason="libfabric.so.1 is not installed (Debian: libfabric1)"
 )
-OVER_TCP: Options = {"provider": _tcp(), "domain": "lo"}
-# Few endpoints, so that peers share them: the other half of the driver's ways.
-OVER_SHM: Options = {"provider": "shm", "endpoints": 4}
+# A peer that is lost shows within 15 s, with two attempts to reach it again.
+PATIENCE: Options = {"connect_timeout_s": 3.0, "dead_peer_timeout_s": 4.0}
+# Fewer endpoints than peers, so that some share them: the other half of the driver's ways.
+OVER_TCP: Options = {"provider": _tcp(), "domain": "lo", "endpoints": 16, **PATIENCE}
+OVER_SHM: Options = {"provider": "shm", "endpoints": 4, **PATIENCE}

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mooncake_driver_efa.devices import efa_devices
+from mooncake_driver_efa.devices import SYS_INFINIBAND, efa_devices
 from mooncake_transfer.driver_options import as_text, check_limits, checked
 from mooncake_transfer.errors import ConfigError
-from mooncake_transfer.hooks import EndpointSpec
+from mooncake_transfer.hooks import EndpointSpec, Unavailable
 
 __all__ = ["EfaOptions", "endpoints", "render"]
 
+NO_DEVICE = (
+    f"no EFA device in {SYS_INFINIBAND}; use an instance type with EFA and its driver (modprobe efa), or "
+    "choose another provider of libfabric with option provider"
+)
 # Inclusive; the compiled core checks the same limits.
 LIMITS: dict[str, tuple[float, float]] = {
     "queue_depth": (1, 1 << 20),
@@ -68,15 +72,22 @@ def render(options: Mapping[str, object]) -> dict[str, str]:
     return _text(checked("efa", EfaOptions, options))
 
 
-def endpoints(options: Mapping[str, object]) -> list[EndpointSpec]:
-    """Check options and describe the endpoints, one for each device or domain. Raises ConfigError."""
+def endpoints(options: Mapping[str, object]) -> list[EndpointSpec] | Unavailable:
+    """Check options and describe the endpoints, one for each device or domain. Raises ConfigError.
+
+    Unavailable where the provider is ``efa`` and the machine has no such device.
+    """
     wanted = checked("efa", EfaOptions, options)
     nodes = {device.name: device.numa_node for device in efa_devices()}
     names = _listed(wanted.domains) or [wanted.domain]
-    if names == [""] and wanted.provider == "efa" and nodes:
+    if names == [""] and wanted.provider == "efa":
+        if not nodes:
+            return Unavailable(NO_DEVICE)
         names = list(nodes)
     return [
-        EndpointSpec(name, _text(msgspec.structs.replace(wanted, domain=name, domains="")), nodes.get(name, -1))
+        EndpointSpec(
+            name, _text(msgspec.structs.replace(wanted, domain=name, domains="")), nodes.get(name, -1)
+        )
         for name in names
     ]
 

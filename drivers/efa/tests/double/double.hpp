@@ -1,0 +1,114 @@
+// A libfabric in one process, with the rules of efa-direct: what SRD and its provider allow and forbid,
+// nothing is promised beyond. Memory has to be registered and keys are checked; writes, their data and
+// messages arrive in any order; an endpoint that is closed leaves what it sent in the network; queues are as
+// small as they say; and a thread, context or descriptor that may not be used ends the program with the
+// reason.
+#pragma once
+
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+namespace fabric_double {
+
+struct Queue;
+struct Port;
+
+struct Memory {
+  fid_mr handle{};
+  struct Domain* domain = nullptr;
+  uint64_t start = 0, length = 0, access = 0;
+};
+
+struct Domain {
+  fid_domain handle{};
+};
+
+struct Completion {
+  fi_cq_data_entry entry{};
+  int error = 0;
+};
+
+// One thread at a time uses a queue and the endpoints bound to it.
+struct Queue {
+  fid_cq handle{};
+  std::deque<Completion> ready;
+  std::vector<fi_cq_data_entry> at_once;  // a ring: of operations that were over when they were posted
+  size_t first = 0, count = 0;
+  std::atomic<int> inside{0};
+};
+
+struct Addresses {
+  fid_av handle{};
+  std::vector<uint64_t> known;
+};
+
+struct Receive {
+  void* buffer;
+  size_t length;
+  void* context;
+};
+
+// What is on its way.
+struct Item {
+  enum class What : uint8_t { kSend, kWrite, kRead } what = What::kSend;
+  Port* source = nullptr;  // null once it was closed: nobody learns of the end
+  uint64_t target = 0;     // address
+  void* local = nullptr;
+  uint64_t remote = 0, key = 0, length = 0, data = 0;
+  bool has_data = false;
+  void* context = nullptr;
+  std::vector<char> bytes;  // a send's, or a write's whose source was closed
+};
+
+struct Port {
+  fid_ep handle{};
+  Queue* queue = nullptr;
+  Addresses* addresses = nullptr;
+  uint64_t address = 0;
+  size_t limit = 0;
+  size_t under_way = 0;
+  std::deque<Receive> receives;
+  std::deque<Item> unread;  // messages without a receive
+  std::deque<Item> behind;  // posted with FI_MORE: no doorbell was rung for them yet
+};
+
+// All of it under one mutex, but for what is done at once: that takes none.
+struct Network {
+  static Network& get();
+  std::recursive_mutex mutex;
+  std::mt19937_64 random{1};
+  bool at_once = false;  // operations are over when they are posted, and move nothing
+  uint64_t next_address = 1;
+  uint64_t next_key = 0x5eed;
+  std::unordered_map<uint64_t, Port*> ports;
+  std::map<uint64_t, Memory*> memory;
+  std::vector<Item> items;
+  std::set<void*> contexts;
+  uint64_t doorbells = 0, posted = 0;
+
+  // Lets some of what is on its way arrive, whichever.
+  void advance();
+  void deliver(Item& item);
+  void finish(const Item& item, int error);
+  Memory* find(uint64_t key, uint64_t address, uint64_t length, uint64_t access);
+};
+
+[[noreturn]] void broken_rule(const char* what);
+
+}  // namespace fabric_double

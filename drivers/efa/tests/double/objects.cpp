@@ -1,0 +1,485 @@
+// The objects of the double: what libfabric's functions and operation tables do.
+#include <cstdlib>
+#include <cstring>
+
+#include "double.hpp"
+
+namespace fabric_double {
+namespace {
+
+constexpr size_t kTransmitSize = 512;
+constexpr size_t kReceiveSize = 512;
+constexpr size_t kMaxBytes = 1 << 20;
+
+// Whoever uses a queue or what is bound to it, alone.
+class Alone {
+ public:
+  explicit Alone(Queue& queue) : queue_(queue) {
+    if (queue_.inside.fetch_add(1, std::memory_order_acquire) != 0)
+      broken_rule("two threads at once: FI_THREAD_COMPLETION");
+  }
+  ~Alone() { queue_.inside.fetch_sub(1, std::memory_order_release); }
+
+ private:
+  Queue& queue_;
+};
+
+template <class Object>
+Object& of(void* handle) {
+  return *reinterpret_cast<Object*>(handle);  // the handle is its first member
+}
+
+int no_bind(fid*, fid*, uint64_t) { return -FI_ENOSYS; }
+int no_control(fid*, int, void*) { return -FI_ENOSYS; }
+
+// ---- completion queues
+
+ssize_t read_queue(fid_cq* handle, void* buffer, size_t count) {
+  Queue& queue = of<Queue>(handle);
+  Network& network = Network::get();
+  Alone alone(queue);
+  auto* out = static_cast<fi_cq_data_entry*>(buffer);
+  size_t taken = 0;
+  for (; taken < count && queue.count > 0; --queue.count) {
+    out[taken++] = queue.at_once[queue.first];
+    queue.first = (queue.first + 1) % queue.at_once.size();
+  }
+  if (taken > 0) return static_cast<ssize_t>(taken);
+  std::lock_guard lock(network.mutex);
+  network.advance();
+  while (taken < count && !queue.ready.empty() && queue.ready.front().error == 0) {
+    out[taken++] = queue.ready.front().entry;
+    queue.ready.pop_front();
+  }
+  if (taken > 0) return static_cast<ssize_t>(taken);
+  return queue.ready.empty() ? -FI_EAGAIN : -FI_EAVAIL;
+}
+
+ssize_t read_error(fid_cq* handle, fi_cq_err_entry* entry, uint64_t) {
+  Queue& queue = of<Queue>(handle);
+  Alone alone(queue);
+  std::lock_guard lock(Network::get().mutex);
+  if (queue.ready.empty() || queue.ready.front().error == 0) return -FI_EAGAIN;
+  entry->op_context = queue.ready.front().entry.op_context;
+  entry->flags = queue.ready.front().entry.flags;
+  entry->err = queue.ready.front().error;
+  queue.ready.pop_front();
+  return 1;
+}
+
+int close_queue(fid* handle) {
+  delete &of<Queue>(handle);
+  return 0;
+}
+
+fi_ops queue_fid_ops{sizeof(fi_ops), close_queue, no_bind, no_control, nullptr, nullptr, nullptr};
+fi_ops_cq queue_ops{sizeof(fi_ops_cq), read_queue, nullptr, read_error, nullptr, nullptr, nullptr, nullptr};
+
+int open_queue(fid_domain*, fi_cq_attr* wanted, fid_cq** made, void*) {
+  if (wanted->wait_obj != FI_WAIT_NONE) return -FI_ENOSYS;
+  if (wanted->format != FI_CQ_FORMAT_DATA) return -FI_EINVAL;
+  auto* queue = new Queue;
+  queue->at_once.resize(wanted->size);
+  queue->handle.fid.ops = &queue_fid_ops;
+  queue->handle.ops = &queue_ops;
+  *made = &queue->handle;
+  return 0;
+}
+
+// ---- address tables
+
+int insert(fid_av* handle, const void* address, size_t count, fi_addr_t* out, uint64_t, void*) {
+  if (count != 1) return -FI_EINVAL;
+  Addresses& table = of<Addresses>(handle);
+  uint64_t number = 0;
+  std::memcpy(&number, address, sizeof number);
+  table.known.push_back(number);
+  *out = table.known.size() - 1;
+  return 1;
+}
+
+int close_addresses(fid* handle) {
+  delete &of<Addresses>(handle);
+  return 0;
+}
+
+fi_ops addresses_fid_ops{sizeof(fi_ops), close_addresses, no_bind, no_control, nullptr, nullptr, nullptr};
+fi_ops_av addresses_ops{sizeof(fi_ops_av), insert, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+
+int open_addresses(fid_domain*, fi_av_attr*, fid_av** made, void*) {
+  auto* table = new Addresses;
+  table->handle.fid.ops = &addresses_fid_ops;
+  table->handle.ops = &addresses_ops;
+  *made = &table->handle;
+  return 0;
+}
+
+// ---- memory
+
+int close_memory(fid* handle) {
+  Network& network = Network::get();
+  std::lock_guard lock(network.mutex);
+  Memory& memory = of<Memory>(handle);
+  network.memory.erase(memory.handle.key);
+  delete &memory;
+  return 0;
+}
+
+fi_ops memory_fid_ops{sizeof(fi_ops), close_memory, no_bind, no_control, nullptr, nullptr, nullptr};
+
+int register_memory(fid*, const fi_mr_attr* wanted, uint64_t, fid_mr** made) {
+  if (wanted->requested_key != 0) return -FI_EINVAL;  // FI_MR_PROV_KEY: not for the caller to choose
+  Network& network = Network::get();
+  std::lock_guard lock(network.mutex);
+  auto* memory = new Memory;
+  memory->handle.fid.ops = &memory_fid_ops;
+  memory->start = reinterpret_cast<uint64_t>(wanted->mr_iov->iov_base);
+  memory->length = wanted->mr_iov->iov_len;
+  memory->access = wanted->access;
+  memory->handle.key = network.next_key++;
+  memory->handle.mem_desc = memory;
+  network.memory[memory->handle.key] = memory;
+  *made = &memory->handle;
+  return 0;
+}
+
+void check_local(void* descriptor, const void* buffer, size_t length, uint64_t access) {
+  const auto* memory = static_cast<const Memory*>(descriptor);
+  auto address = reinterpret_cast<uint64_t>(buffer);
+  if (memory == nullptr) broken_rule("no descriptor of local memory: FI_MR_LOCAL");
+  if (address < memory->start || address + length > memory->start + memory->length)
+    broken_rule("the local range is outside the memory of its descriptor");
+  if ((memory->access & access) != access) broken_rule("local memory is used as it was not registered for");
+}
+
+// ---- endpoints
+
+void begin(Port& port, Item&& item, uint64_t flags) {
+  Network& network = Network::get();
+  if (item.context == nullptr || !network.contexts.insert(item.context).second)
+    broken_rule("a context is missing or in use: FI_CONTEXT2");
+  ++port.under_way;
+  ++network.posted;
+  port.behind.push_back(std::move(item));
+  if ((flags & FI_MORE) != 0) return;
+  ++network.doorbells;
+  for (Item& each : port.behind) network.items.push_back(std::move(each));
+  port.behind.clear();
+}
+
+uint64_t target_of(const Port& port, fi_addr_t peer) {
+  if (peer >= port.addresses->known.size()) broken_rule("an address that was never inserted");
+  return port.addresses->known[peer];
+}
+
+ssize_t send(fid_ep* handle, const void* buffer, size_t length, void* descriptor, fi_addr_t peer,
+             void* context) {
+  Port& port = of<Port>(handle);
+  Alone alone(*port.queue);
+  Network& network = Network::get();
+  std::lock_guard lock(network.mutex);
+  if (port.under_way >= port.limit) return -FI_EAGAIN;
+  check_local(descriptor, buffer, length, FI_SEND);
+  Item item;
+  item.source = &port;
+  item.target = target_of(port, peer);
+  item.context = context;
+  item.bytes.assign(static_cast<const char*>(buffer), static_cast<const char*>(buffer) + length);
+  begin(port, std::move(item), 0);
+  if (network.at_once) {
+    while (!network.items.empty()) network.advance();
+  }
+  return 0;
+}
+
+ssize_t receive(fid_ep* handle, void* buffer, size_t length, void* descriptor, fi_addr_t, void* context) {
+  Port& port = of<Port>(handle);
+  Alone alone(*port.queue);
+  Network& network = Network::get();
+  std::lock_guard lock(network.mutex);
+  check_local(descriptor, buffer, length, FI_RECV);
+  if (!network.contexts.insert(context).second)
+    broken_rule("the context of a receive is in use: FI_CONTEXT2");
+  port.receives.push_back({buffer, length, context});
+  if (port.unread.empty()) return 0;
+  Item item = std::move(port.unread.front());
+  port.unread.pop_front();
+  network.items.push_back(std::move(item));
+  return 0;
+}
+
+ssize_t move(fid_ep* handle, const fi_msg_rma* message, uint64_t flags, Item::What what) {
+  Port& port = of<Port>(handle);
+  Alone alone(*port.queue);
+  Network& network = Network::get();
+  if (network.at_once) {
+    Queue& queue = *port.queue;
+    if (queue.count == queue.at_once.size()) return -FI_EAGAIN;
+    fi_cq_data_entry& entry = queue.at_once[(queue.first + queue.count++) % queue.at_once.size()];
+    entry.op_context = message->context;
+    entry.flags = FI_RMA | (what == Item::What::kRead ? FI_READ : FI_WRITE);
+    ++network.posted;
+    network.doorbells += (flags & FI_MORE) == 0;
+    return 0;
+  }
+  std::lock_guard lock(network.mutex);
+  if (port.under_way >= port.limit) return -FI_EAGAIN;
+  const iovec& local = *message->msg_iov;
+  const fi_rma_iov& remote = *message->rma_iov;
+  if (message->iov_count != 1 || message->rma_iov_count != 1 || local.iov_len != remote.len ||
+      local.iov_len > kMaxBytes)
+    broken_rule("an operation longer than FI_OPT_MAX_RMA_SIZE, or of several pieces");
+  bool reads = what == Item::What::kRead;
+  check_local(*message->desc, local.iov_base, local.iov_len, reads ? FI_READ : FI_WRITE);
+  Item item;
+  item.what = what;
+  item.source = &port;
+  item.target = target_of(port, message->addr);
+  item.local = local.iov_base;
+  item.length = local.iov_len;
+  item.remote = remote.addr;
+  item.key = remote.key;
+  item.has_data = (flags & FI_REMOTE_CQ_DATA) != 0;
+  item.data = message->data;
+  if (item.data >> 32 != 0) broken_rule("data of more than 32 bits goes with a write");
+  item.context = message->context;
+  begin(port, std::move(item), flags);
+  return 0;
+}
+
+ssize_t read_memory(fid_ep* handle, const fi_msg_rma* message, uint64_t flags) {
+  return move(handle, message, flags, Item::What::kRead);
+}
+ssize_t write_memory(fid_ep* handle, const fi_msg_rma* message, uint64_t flags) {
+  return move(handle, message, flags, Item::What::kWrite);
+}
+
+int get_name(fid* handle, void* address, size_t* length) {
+  uint64_t number = of<Port>(handle).address;
+  if (*length < sizeof number) return -FI_ETOOSMALL;
+  std::memcpy(address, &number, sizeof number);
+  *length = sizeof number;
+  return 0;
+}
+
+int get_option(fid*, int, int option, void* value, size_t* length) {
+  constexpr int kMaxRmaSize = 14;
+  if (option != kMaxRmaSize || *length < sizeof(size_t)) return -FI_ENOPROTOOPT;
+  std::memcpy(value, &kMaxBytes, sizeof kMaxBytes);
+  return 0;
+}
+int set_option(fid*, int, int, const void*, size_t) { return -FI_ENOPROTOOPT; }
+
+int bind_port(fid* handle, fid* other, uint64_t flags) {
+  Port& port = of<Port>(handle);
+  if (flags == 0)
+    port.addresses = &of<Addresses>(other);
+  else
+    port.queue = &of<Queue>(other);
+  return 0;
+}
+
+int control_port(fid* handle, int command, void*) {
+  Port& port = of<Port>(handle);
+  if (command != FI_ENABLE || port.queue == nullptr || port.addresses == nullptr) return -FI_EINVAL;
+  Network& network = Network::get();
+  std::lock_guard lock(network.mutex);
+  port.address = network.next_address++;
+  network.ports[port.address] = &port;
+  return 0;
+}
+
+// What it sent stays on its way and nobody learns of the end; what was not rung for is gone.
+int close_port(fid* handle) {
+  Port& port = of<Port>(handle);
+  Network& network = Network::get();
+  Alone alone(*port.queue);
+  std::lock_guard lock(network.mutex);
+  network.ports.erase(port.address);
+  for (const Receive& each : port.receives) network.contexts.erase(each.context);
+  for (const Item& each : port.behind) network.contexts.erase(each.context);
+  for (Item& item : port.unread) network.finish(item, FI_EHOSTUNREACH);
+  for (Item& item : network.items) {
+    if (item.source != &port) continue;
+    network.contexts.erase(item.context);
+    item.source = nullptr;
+    if (item.what == Item::What::kWrite)
+      item.bytes.assign(static_cast<char*>(item.local), static_cast<char*>(item.local) + item.length);
+  }
+  for (auto& [address, other] : network.ports) {
+    for (Item& item : other->unread) item.source = item.source == &port ? nullptr : item.source;
+  }
+  delete &port;
+  return 0;
+}
+
+fi_ops port_fid_ops{sizeof(fi_ops), close_port, bind_port, control_port, nullptr, nullptr, nullptr};
+fi_ops_ep port_ops{sizeof(fi_ops_ep), nullptr, get_option, set_option, nullptr, nullptr, nullptr, nullptr};
+fi_ops_cm port_cm_ops = [] {
+  fi_ops_cm ops{};
+  ops.size = sizeof ops;
+  ops.getname = get_name;
+  return ops;
+}();
+fi_ops_msg port_msg_ops = [] {
+  fi_ops_msg ops{};
+  ops.size = sizeof ops;
+  ops.send = send;
+  ops.recv = receive;
+  return ops;
+}();
+fi_ops_rma port_rma_ops = [] {
+  fi_ops_rma ops{};
+  ops.size = sizeof ops;
+  ops.readmsg = read_memory;
+  ops.writemsg = write_memory;
+  return ops;
+}();
+
+int open_port(fid_domain*, fi_info* info, fid_ep** made, void*) {
+  auto* port = new Port;
+  port->limit = info->tx_attr->size;
+  port->handle.fid.ops = &port_fid_ops;
+  port->handle.ops = &port_ops;
+  port->handle.cm = &port_cm_ops;
+  port->handle.msg = &port_msg_ops;
+  port->handle.rma = &port_rma_ops;
+  *made = &port->handle;
+  return 0;
+}
+
+// ---- domain and fabric
+
+int close_domain(fid* handle) {
+  delete &of<Domain>(handle);
+  return 0;
+}
+
+fi_ops domain_fid_ops{sizeof(fi_ops), close_domain, no_bind, no_control, nullptr, nullptr, nullptr};
+fi_ops_domain domain_ops = [] {
+  fi_ops_domain ops{};
+  ops.size = sizeof ops;
+  ops.av_open = open_addresses;
+  ops.cq_open = open_queue;
+  ops.endpoint = open_port;
+  return ops;
+}();
+fi_ops_mr memory_ops{sizeof(fi_ops_mr), nullptr, nullptr, register_memory};
+
+int open_domain(fid_fabric*, fi_info*, fid_domain** made, void*) {
+  auto* domain = new Domain;
+  domain->handle.fid.ops = &domain_fid_ops;
+  domain->handle.ops = &domain_ops;
+  domain->handle.mr = &memory_ops;
+  *made = &domain->handle;
+  return 0;
+}
+
+int close_fabric(fid* handle) {
+  delete &of<fid_fabric>(handle);
+  return 0;
+}
+
+fi_ops fabric_fid_ops{sizeof(fi_ops), close_fabric, no_bind, no_control, nullptr, nullptr, nullptr};
+fi_ops_fabric fabric_ops{sizeof(fi_ops_fabric), open_domain, nullptr, nullptr, nullptr, nullptr, nullptr};
+
+char* copy(const char* text) { return text == nullptr ? nullptr : strdup(text); }
+
+template <class Attributes>
+Attributes* copy_of(const Attributes* from) {
+  auto* made = static_cast<Attributes*>(std::calloc(1, sizeof(Attributes)));
+  if (from != nullptr) std::memcpy(made, from, sizeof(Attributes));
+  return made;
+}
+
+}  // namespace
+}  // namespace fabric_double
+
+using namespace fabric_double;
+
+extern "C" __attribute__((visibility("default"))) fi_info* fi_dupinfo(const fi_info* from) {
+  fi_info* info = copy_of(from);
+  info->next = nullptr;
+  info->tx_attr = copy_of(from == nullptr ? nullptr : from->tx_attr);
+  info->rx_attr = copy_of(from == nullptr ? nullptr : from->rx_attr);
+  info->ep_attr = copy_of(from == nullptr ? nullptr : from->ep_attr);
+  info->domain_attr = copy_of(from == nullptr ? nullptr : from->domain_attr);
+  info->fabric_attr = copy_of(from == nullptr ? nullptr : from->fabric_attr);
+  info->domain_attr->name = copy(info->domain_attr->name);
+  info->fabric_attr->name = copy(info->fabric_attr->name);
+  info->fabric_attr->prov_name = copy(info->fabric_attr->prov_name);
+  return info;
+}
+
+extern "C" __attribute__((visibility("default"))) void fi_freeinfo(fi_info* info) {
+  while (info != nullptr) {
+    fi_info* next = info->next;
+    std::free(info->domain_attr->name);
+    std::free(info->fabric_attr->name);
+    std::free(info->fabric_attr->prov_name);
+    std::free(info->tx_attr);
+    std::free(info->rx_attr);
+    std::free(info->ep_attr);
+    std::free(info->domain_attr);
+    std::free(info->fabric_attr);
+    std::free(info);
+    info = next;
+  }
+}
+
+// As efa-direct: no GPU memory, no FI_DELIVERY_COMPLETE, contexts and registered local memory required.
+extern "C" __attribute__((visibility("default"))) int fi_getinfo(uint32_t, const char*, const char*, uint64_t,
+                                                                 const fi_info* hints, fi_info** found) {
+  constexpr int kNeeds = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+  const char* fabric = hints->fabric_attr->name;
+  bool fits = std::strcmp(hints->fabric_attr->prov_name, "efa") == 0 && (hints->caps & FI_HMEM) == 0 &&
+              (fabric == nullptr || std::strcmp(fabric, "efa-direct") == 0) &&
+              (hints->mode & FI_CONTEXT2) != 0 && (hints->domain_attr->mr_mode & kNeeds) == kNeeds &&
+              (hints->tx_attr->op_flags & FI_DELIVERY_COMPLETE) == 0;
+  if (!fits) return -FI_ENODATA;
+  fi_info* info = fi_dupinfo(nullptr);
+  info->caps = FI_MSG | FI_RMA;
+  info->mode = FI_CONTEXT2;
+  info->addr_format = FI_ADDR_EFA;
+  info->ep_attr->type = FI_EP_RDM;
+  info->ep_attr->max_msg_size = kMaxBytes;
+  info->tx_attr->size = kTransmitSize;
+  info->rx_attr->size = kReceiveSize;
+  info->domain_attr->mr_mode = kNeeds;
+  info->domain_attr->mr_key_size = 4;
+  info->domain_attr->cq_data_size = 4;
+  info->domain_attr->threading = hints->domain_attr->threading;
+  info->domain_attr->name = strdup("double0-rdm");
+  info->fabric_attr->name = strdup("efa-direct");
+  info->fabric_attr->prov_name = strdup("efa");
+  *found = info;
+  return 0;
+}
+
+extern "C" __attribute__((visibility("default"))) int fi_fabric(fi_fabric_attr*, fid_fabric** made, void*) {
+  auto* fabric = new fid_fabric{};
+  fabric->fid.ops = &fabric_fid_ops;
+  fabric->ops = &fabric_ops;
+  *made = fabric;
+  return 0;
+}
+
+extern "C" __attribute__((visibility("default"))) const char* fi_strerror(int error) {
+  return error < 256 ? ::strerror(error) : "an error of the double";
+}
+extern "C" __attribute__((visibility("default"))) uint32_t fi_version() { return FI_VERSION(2, 0); }
+
+// ---- for tests
+
+extern "C" __attribute__((visibility("default"))) void double_seed(uint64_t seed) {
+  std::lock_guard lock(Network::get().mutex);
+  Network::get().random.seed(seed);
+}
+// While nothing is under way.
+extern "C" __attribute__((visibility("default"))) void double_finish_at_once(int at_once) {
+  Network::get().at_once = at_once != 0;
+}
+extern "C" __attribute__((visibility("default"))) uint64_t double_doorbells() {
+  return Network::get().doorbells;
+}
+extern "C" __attribute__((visibility("default"))) uint64_t double_posted() { return Network::get().posted; }
