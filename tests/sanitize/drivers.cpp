@@ -12,6 +12,9 @@ const mc_driver_v1* driver_table();
 namespace mooncake::shm {
 const mc_driver_v1* driver_table();
 }
+namespace mooncake::verbs {
+const mc_driver_v1* driver_table();
+}
 namespace template_driver {
 const mc_driver_v1* driver_table();
 }
@@ -30,6 +33,8 @@ struct FakeFabric {
 Driver find_driver(const std::string& name, const std::string& device) {
   if (name == "tcp") return {mooncake_tcp::driver_table(), {}};
   if (name == "shm") return {mooncake::shm::driver_table(), {}};
+  if (name == "verbs")
+    return {mooncake::verbs::driver_table(), {{"library", VERBS_DOUBLE}, {"device", "double0"}}};
   if (name == "template") return {template_driver::driver_table(), {}};
   static FakeFabric fabric;
   if (name == "fake") {

@@ -14,7 +14,7 @@ struct Driver {
   std::vector<std::pair<std::string, std::string>> options;
 };
 
-// A driver by name, ready to be opened: tcp, shm, template, fake. `device` is a name that is free.
+// A driver by name, ready to be opened: tcp, shm, verbs, template, fake. `device` is a name that is free.
 Driver find_driver(const std::string& name, const std::string& device);
 
 }  // namespace sanitized

@@ -247,7 +247,8 @@ void Initiator::on_completion(const ibv::Wc& wc) {
   }
   std::string why = device_->verbs().wc_status_str(wc.status);
   mc_status code = MC_UNREACHABLE;
-  if (wc.status == ibv::kRemAccessErr || wc.status == ibv::kRemInvReqErr) {
+  // Not kRemInvReqErr: devices also say so of requests that were spoilt on their way.
+  if (wc.status == ibv::kRemAccessErr) {
     code = MC_REFUSED;
     connection.culprit = qp->at(position).operation;
   } else if (wc.status == ibv::kLocLenErr || wc.status == ibv::kLocQpOpErr || wc.status == ibv::kLocProtErr) {
