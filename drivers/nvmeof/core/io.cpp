@@ -322,9 +322,11 @@ void Io::on_result(Piece& piece, int result, Ended& ended) {
     piece.length -= static_cast<uint64_t>(result);
   }
   // Also when the thread that submitted it has ended since (ECANCELED), the device does no polled I/O
-  // (EOPNOTSUPP), or memory was not aligned well enough for it after all (EINVAL): the pool finds out.
+  // (EOPNOTSUPP), NVMe commands are for others (EACCES), or memory was not aligned well enough for it after
+  // all (EINVAL): the pool finds out.
   bool again = result > 0 || result == -EAGAIN || result == -EINTR || result == -ECANCELED ||
-               result == -EINVAL || result == -EOPNOTSUPP || result == -ENOMEM;
+               result == -EINVAL || result == -EOPNOTSUPP || result == -ENOMEM ||
+               (piece.ring == command_ring_.get() && (result == -EACCES || result == -EPERM));
   if (again) return pool_.add(piece);
   std::string why =
       result == 0 ? "the file ends before the region" : std::generic_category().message(-result);
