@@ -48,6 +48,8 @@ class Completions {
   void push(std::span<Completion> finished);
 
   size_t poll(mc_completion* out, size_t capacity);
+  // Wakes whoever armed it, for something that is no completion.
+  void signal();
   bool any() const { return waiting_.load(std::memory_order_relaxed) > 0; }
   // False when completions wait already. Otherwise the descriptor becomes readable with the next one.
   bool arm();
@@ -124,6 +126,13 @@ inline size_t Completions::poll(mc_completion* out, size_t capacity) {
   [[maybe_unused]] size_t before = outstanding_.fetch_sub(count, std::memory_order_relaxed);
   assert(before >= count);
   return count;
+}
+
+inline void Completions::signal() {
+  auto lock = lock_soon(mutex_);
+  if (!std::exchange(armed_, false)) return;
+  eventfd_write(event_.get(), 1);
+  signalled_ = true;
 }
 
 inline bool Completions::arm() {

@@ -89,6 +89,7 @@ Status Endpoint::caps(mc_caps& caps) const {
   caps.max_op_bytes = fabric.max_bytes() == ~uint64_t{0} ? 0 : fabric.max_bytes();
   caps.in_flight_bytes = kInFlightBytes;
   caps.in_flight_ops = shared_.options.queue_depth;
+  caps.notice_bytes = kMaxAddress;
   return {};
 }
 
@@ -288,6 +289,34 @@ void Endpoint::cancel(uint64_t cookie) {
   shared_.hand_out();
 }
 
+Status Endpoint::notify(mc_handle handle, const void* data, size_t length, uint64_t cookie) {
+  const auto* found = connections_.find(handle);
+  if (found == nullptr) return unknown("connection");
+  if (length > kMaxAddress)
+    return failed(MC_INVALID, "a notice has up to " + std::to_string(kMaxAddress) + " bytes, this one " +
+                                  std::to_string(length));
+  if (shared_.completions.reserve(1) == 0) return failed(MC_AGAIN, "poll, then call again");
+  {
+    std::lock_guard lock(shared_.mutex);
+    initiator_.notify(**found, data, length, cookie);
+    shared_.hand_out();
+  }
+  wake();
+  return {};
+}
+
+size_t Endpoint::poll_notices(mc_notice* notices, size_t capacity) {
+  std::lock_guard lock(shared_.mutex);
+  progress();
+  return target_.poll_notices(notices, capacity);
+}
+
+bool Endpoint::arm() {
+  if (!shared_.completions.arm()) return false;
+  std::lock_guard lock(shared_.mutex);
+  return !target_.has_notices();
+}
+
 Status Endpoint::late_writes(mc_handle handle, void* token, size_t* length) {
   const auto* found = connections_.find(handle);
   if (found == nullptr) return unknown("connection");
@@ -342,6 +371,7 @@ size_t Endpoint::read_queue() {
 }
 
 void Endpoint::on_completion(const fi_cq_data_entry& entry) {
+  if ((entry.flags & FI_REMOTE_CQ_DATA) != 0) target_.on_data(entry.data);
   auto* token = static_cast<Token*>(entry.op_context);
   if (token == nullptr || token->link->closed()) return;
   Link& link = *token->link;
@@ -353,7 +383,7 @@ void Endpoint::on_completion(const fi_cq_data_entry& entry) {
       link.give_back(*token);
       return;
     case Token::Use::kReceive: {
-      bool message = (entry.flags & FI_RECV) != 0 && token->message->sane(entry.len);
+      bool message = (entry.flags & FI_REMOTE_CQ_DATA) == 0 && token->message->sane(entry.len);
       Message received = *token->message;
       link.repost(*token);
       if (!message) return;

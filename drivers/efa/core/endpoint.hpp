@@ -43,8 +43,10 @@ class Endpoint {
   Status submit(const mc_op* ops, size_t count, size_t* accepted);
   size_t poll(mc_completion* completions, size_t capacity);
   int event_fd() const { return shared_.completions.event_fd(); }
-  bool arm() { return shared_.completions.arm(); }
+  bool arm();
   void cancel(uint64_t cookie);
+  Status notify(mc_handle connection, const void* data, size_t length, uint64_t cookie);
+  size_t poll_notices(mc_notice* notices, size_t capacity);
   Status late_writes(mc_handle connection, void* token, size_t* length);
   Status fence(const void* token, size_t length, uint64_t deadline_ns);
 

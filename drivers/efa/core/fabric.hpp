@@ -73,6 +73,8 @@ class Fabric {
   // What `offset` in memory at `base` is to a peer.
   uint64_t remote_address(uint64_t base) const { return (mr_mode_ & FI_MR_VIRT_ADDR) != 0 ? base : 0; }
   const fi_info& info() const { return *info_; }
+  // Whether writes take data with them that shows at the target.
+  bool carries_data() const { return info_->domain_attr->cq_data_size >= sizeof(uint32_t); }
   bool moves_cuda() const { return (info_->caps & FI_HMEM) != 0; }
   // Flags for a write whose completion means that the bytes are visible.
   uint64_t write_flags() const { return write_flags_; }

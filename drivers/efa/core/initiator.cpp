@@ -96,6 +96,12 @@ void Initiator::place(Operation& operation, bool more) {
   Connection& connection = *operation.connection;
   ++remote.users;
   operation.state = Operation::State::kWaiting;
+  operation.epoch = nullptr;
+  if (operation.opcode == MC_WRITE) {
+    operation.epoch = &open_epoch(connection);
+    ++operation.epoch->writes;
+    ++operation.epoch->unfinished;
+  }
   if (remote.state == Remote::State::kRefused) return finish(operation, &remote.refusal);
   if (remote.state == Remote::State::kOpen) {
     if (connection.state != Connection::State::kReady || !connection.backlog.empty() ||
@@ -156,6 +162,10 @@ ssize_t Initiator::post(Operation& operation, bool more) {
   message.context = &token->scratch;
   uint64_t flags = FI_COMPLETION | (more ? FI_MORE : 0);
   fid_ep* endpoint = connection.link->endpoint();
+  if (operation.epoch != nullptr && operation.epoch->counted) {
+    flags |= FI_REMOTE_CQ_DATA;
+    message.data = notice_data(connection.slot, operation.epoch->number);
+  }
   token->operation = &operation;
   operation.state = Operation::State::kPosted;
   ssize_t rc = operation.opcode == MC_READ
@@ -186,8 +196,15 @@ void Initiator::pump(Connection& connection) {
 
 void Initiator::finish(Operation& operation, const Status* failure) {
   Remote& remote = *operation.remote;
+  Epoch* epoch = std::exchange(operation.epoch, nullptr);
+  Connection* connection = operation.connection;
   shared_.finish(operation, failure);
   --remote.users;
+  if (epoch != nullptr) {
+    --epoch->unfinished;
+    if (failure != nullptr && epoch->failure.ok()) epoch->failure = *failure;
+    if (epoch->closed) send_notices(*connection);
+  }
   if (remote.users == 0 || remote.owes) settle(remote);
 }
 
@@ -261,6 +278,7 @@ Status Initiator::greet(Connection& connection) {
   hello.session = connection.session;
   hello.key = connection.address.name;
   hello.previous = connection.late;
+  hello.request = connection.epochs.empty() ? 0 : connection.epochs.front().number;
   hello.address = link.address().bytes;
   hello.address_length = link.address().length;
   link.send(connection.door, hello);
@@ -314,12 +332,14 @@ void Initiator::on_welcome(Connection& connection, const Message& message) {
   }
   connection.link->forget(std::exchange(connection.door, FI_ADDR_UNSPEC));
   connection.guest = message.from;
+  connection.slot = static_cast<uint32_t>(message.grant);
   connection.state = Connection::State::kReady;
   connection.pinged_ns = connection.heard_ns;
   connection.late = {};  // the peer has ended that session before it answered
   for (auto& [number, remote] : connection.remotes) {
     if (remote->state == Remote::State::kUnasked) ask(connection, remote);
   }
+  send_notices(connection);
 }
 
 // False when the session is over.
@@ -333,6 +353,9 @@ bool Initiator::handle(Connection& connection, const Message& message) {
       on_revoked(connection, message);
       return true;
     case Kind::kPong:
+      return true;
+    case Kind::kNoticed:
+      on_noticed(connection, message);
       return true;
     case Kind::kGoodbye:
       connection.parting_ns = now_ns();
@@ -454,6 +477,7 @@ void Initiator::end_operations(Connection& connection, const Status& failure) {
   connection.state = Connection::State::kDown;
   connection.cancelled_ns = 0;
   connection.asked.clear();
+  fail_notices(connection, failure);
   fail_all(connection.backlog, failure);
   auto remotes = connection.remotes;  // settle() erases
   for (auto& [number, remote] : remotes) {
@@ -462,6 +486,7 @@ void Initiator::end_operations(Connection& connection, const Status& failure) {
     fail_all(remote->waiting, failure);
     settle(*remote);
   }
+  forget_epochs(connection);
 }
 
 // ---- time

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -38,6 +39,21 @@ struct Remote {
   OperationQueue waiting;  // for the session or the answer
 };
 
+// The writes between two notices. The fabric reorders, so a notice says how many they are, and each carries
+// the epoch's number as data of its completion at the target.
+struct Epoch {
+  uint64_t number = 0;
+  bool counted = false;  // else the notice waits here until all of them are over
+  bool closed = false;   // by a notice
+  bool sent = false;
+  bool awaited = false;     // its notice has not completed yet
+  uint32_t writes = 0;      // accepted
+  uint32_t unfinished = 0;  // of them
+  uint64_t cookie = 0;
+  FabricAddress data;
+  Status failure;  // of the first of them that failed
+};
+
 // Outlives its sessions: the first operation begins one, and after a loss the next operation another.
 struct Connection {
   enum class State : uint8_t { kDown, kWanted, kConnecting, kReady, kParting, kClosed };
@@ -61,6 +77,9 @@ struct Connection {
   uint32_t posted = 0;
   OperationQueue backlog;  // may be posted as soon as the fabric has room
 
+  uint32_t slot = 0;         // the peer's number of the session in the data of writes
+  std::deque<Epoch> epochs;  // the last one is open; empty until the first notice or write
+
   Name late{};  // an earlier session whose writes may land yet; zeros: none
   std::unordered_map<uint64_t, std::shared_ptr<Remote>> remotes;
   std::unordered_map<uint64_t, std::shared_ptr<Remote>> asked;  // by Message::request
@@ -82,6 +101,7 @@ class Initiator {
   // Takes over an operation whose members are set. `more`: another one of the same remote follows at once.
   void place(Operation& operation, bool more);
   void cancel(uint64_t cookie);
+  void notify(Connection& connection, const void* data, size_t length, uint64_t cookie);
 
   // On the thread that makes progress.
   void on_message(const Message& message);
@@ -125,6 +145,12 @@ class Initiator {
   void part(Connection& connection);
   void abandon(Link& link, const Status& failure);
   void end_operations(Connection& connection, const Status& failure);
+  Epoch& open_epoch(Connection& connection);
+  void send_notices(Connection& connection);
+  void end_notice(Epoch& epoch, const Status* failure);
+  void fail_notices(Connection& connection, const Status& failure);
+  void on_noticed(Connection& connection, const Message& message);
+  void forget_epochs(Connection& connection);
   void look_after(Connection& connection, uint64_t now);
 
   Shared& shared_;

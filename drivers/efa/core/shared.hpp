@@ -20,6 +20,7 @@ namespace mooncake::efa {
 
 struct Connection;
 struct Remote;
+struct Epoch;
 
 struct Operation {
   enum class State : uint8_t { kFree, kWaiting, kPosted };
@@ -27,6 +28,7 @@ struct Operation {
   Operation* next = nullptr;  // in the queue or free list that it is in
   Connection* connection = nullptr;
   Remote* remote = nullptr;
+  Epoch* epoch = nullptr;      // a write's
   void* descriptor = nullptr;  // of the local memory
   uint64_t local_address = 0;
   uint64_t remote_offset = 0;
@@ -174,6 +176,13 @@ class Shared {
     operation.next = free_;
     free_ = &operation;
     --used_;
+  }
+  // A notice's, that its room was reserved for.
+  void finish_notice(uint64_t cookie, const Status* failure) {
+    driver::Completion& completion = finished_.emplace_back();
+    completion.cookie = cookie;
+    completion.opcode = MC_WRITE;
+    if (failure != nullptr) completion.fail(*failure);
   }
   // For what names nothing that there is.
   void refuse(const mc_op& op, const Status& failure) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 #include "support/handles.hpp"
 
@@ -13,6 +14,7 @@ constexpr LinkSize kDoorSize{.transfers = 1, .sends = 16, .receives = 128};
 constexpr uint64_t kPatienceNs = 1'000'000'000;
 constexpr uint64_t kMostTurnedAway =
     4096;                               // each takes a place in the address table; later ones get no answer
+constexpr size_t kMostNotices = 1024;   // that nobody has fetched; later ones wait with their senders
 constexpr uint64_t kSilenceFactor = 2;  // initiators notice first
 
 bool same(const Name& left, const Name& right) {
@@ -35,6 +37,7 @@ Status Target::open() {
 
 void Target::close() {
   guests_.clear();
+  slots_.clear();
   links_.close_all();
   door_.reset();
   // Their owners hold on to them for longer than the fabric is there.
@@ -186,14 +189,24 @@ Status Target::welcome(const Message& hello) {
     links_.release(*guest->link, true);
     return status;
   }
+  auto slot = std::find(slots_.begin(), slots_.end(), nullptr);
+  if (slot == slots_.end() && slots_.size() < 1u << kSlotBits) slot = slots_.insert(slot, nullptr);
+  if (slot == slots_.end()) {
+    links_.release(*guest->link, true);
+    return failed(MC_NO_MEMORY, "the peer has as many sessions as it can have");
+  }
   guest->number = driver::new_serial();
   guest->initiator = hello.from;
+  guest->next_epoch = hello.request;
+  guest->slot = static_cast<uint32_t>(slot - slots_.begin());
+  *slot = guest.get();
   guest->session = hello.session;
   guest->heard_ns = now_ns();
   Message answer;
   answer.kind = Kind::kWelcome;
   answer.to = hello.from;
   answer.from = guest->number;
+  answer.grant = guest->slot;
   answer.session = hello.session;
   answer.address = guest->link->address().bytes;
   answer.address_length = guest->link->address().length;
@@ -230,6 +243,10 @@ bool Target::handle(Guest& guest, const Message& message) {
       send(guest, pong);
       return true;
     }
+    case Kind::kNotice:
+    case Kind::kNoNotice:
+      on_notice(guest, message);
+      return true;
     case Kind::kGoodbye: {
       Message farewell;
       farewell.kind = Kind::kFarewell;
@@ -293,17 +310,78 @@ void Target::send(Guest& guest, Message message) {
   guest.link->send(guest.peer, message);
 }
 
+// ---- notices
+
+void Target::on_data(uint64_t data) {
+  uint64_t slot = data >> kEpochBits;
+  if (slot >= slots_.size() || slots_[slot] == nullptr) return;
+  Guest& guest = *slots_[slot];
+  // The epoch next to the one that is awaited whose lower bits these are.
+  uint64_t epoch = guest.next_epoch + (((data & kEpochMask) - guest.next_epoch) & kEpochMask);
+  ++guest.arrivals[epoch].seen;
+  deliver(guest);
+}
+
+void Target::on_notice(Guest& guest, const Message& message) {
+  constexpr size_t kMostEpochs = 4096;
+  if (message.request < guest.next_epoch || guest.arrivals.size() > kMostEpochs) return;
+  Arrival& arrival = guest.arrivals[message.request];
+  arrival.announced = true;
+  arrival.dropped = message.kind == Kind::kNoNotice;
+  arrival.expected = message.length;
+  arrival.data = {message.address, message.address_length};
+  deliver(guest);
+}
+
+// In the order of the epochs: a notice stands for all writes before it.
+void Target::deliver(Guest& guest) {
+  while (!guest.arrivals.empty()) {
+    auto first = guest.arrivals.begin();
+    Arrival& arrival = first->second;
+    if (first->first != guest.next_epoch || !arrival.announced) return;
+    if (!arrival.dropped) {
+      if (arrival.seen < arrival.expected || notices_.size() >= kMostNotices) return;
+      mc_notice& notice = notices_.emplace_back();
+      notice.length = arrival.data.length;
+      std::memcpy(notice.data, arrival.data.bytes.data(), arrival.data.length);
+      shared_.completions.signal();
+      Message noticed;
+      noticed.kind = Kind::kNoticed;
+      noticed.request = guest.next_epoch;
+      send(guest, noticed);
+    }
+    guest.arrivals.erase(first);
+    ++guest.next_epoch;
+  }
+}
+
+size_t Target::poll_notices(mc_notice* notices, size_t capacity) {
+  size_t count = std::min(capacity, notices_.size());
+  std::copy_n(notices_.begin(), count, notices);
+  bool full = notices_.size() >= kMostNotices;
+  notices_.erase(notices_.begin(), notices_.begin() + static_cast<ptrdiff_t>(count));
+  if (full && count > 0) {
+    for (auto& [number, guest] : guests_) deliver(*guest);
+  }
+  return count;
+}
+
 // ---- the end of sessions
 
 void Target::leave(Guest& guest, bool at_once) {
   links_.release(*guest.link, at_once);
+  slots_[guest.slot] = nullptr;
   guests_.erase(guest.number);
   close_returned();
 }
 
 void Target::expel(Link& link) {
   links_.close(link);
-  std::erase_if(guests_, [&](const auto& guest) { return guest.second->link == &link; });
+  std::erase_if(guests_, [&](const auto& guest) {
+    if (guest.second->link != &link) return false;
+    slots_[guest.second->slot] = nullptr;
+    return true;
+  });
   close_returned();
 }
 

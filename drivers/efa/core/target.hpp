@@ -3,6 +3,8 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -61,11 +63,23 @@ class Target {
   bool stalled() const { return door_->stalled() || links_.stalled(); }
 
   uint64_t refused() const { return refused_; }
+  // A write with this data has become visible.
+  void on_data(uint64_t data);
+  size_t poll_notices(mc_notice* notices, size_t capacity);
+  bool has_notices() const { return !notices_.empty(); }
   bool lingering() const { return links_.lingering(); }
   void say_goodbye();
   bool has_guests() const { return !guests_.empty(); }
 
  private:
+  // Of one epoch of a session's writes.
+  struct Arrival {
+    uint64_t seen = 0;      // writes whose data has arrived
+    uint64_t expected = 0;  // as the notice says
+    bool announced = false;
+    bool dropped = false;
+    FabricAddress data;
+  };
   // A session of a peer that uses memory of this side.
   struct Guest {
     Link* link = nullptr;
@@ -75,13 +89,18 @@ class Target {
     Name session{};
     Sequencer sequencer;
     uint64_t heard_ns = 0;
-    std::set<uint64_t> grants;     // that it was given
-    std::set<uint64_t> returning;  // revoked; it may have operations in flight yet
-    uint64_t returning_ns = 0;     // since when there is one
+    uint32_t slot = 0;                     // its number in the data of writes
+    uint64_t next_epoch = 0;               // whose notice is the next to be delivered
+    std::map<uint64_t, Arrival> arrivals;  // by epoch, from next_epoch on
+    std::set<uint64_t> grants;             // that it was given
+    std::set<uint64_t> returning;          // revoked; it may have operations in flight yet
+    uint64_t returning_ns = 0;             // since when there is one
   };
   using Guests = std::unordered_map<uint64_t, std::unique_ptr<Guest>>;
 
   std::unique_lock<std::mutex> lock_to_register();
+  void on_notice(Guest& guest, const Message& message);
+  void deliver(Guest& guest);
   void on_hello(const Message& hello);
   Status welcome(const Message& hello);
   void turn_away(const Message& hello, const Status& why);
@@ -104,6 +123,8 @@ class Target {
   std::condition_variable changed_;
   std::unordered_map<uint64_t, std::shared_ptr<Region>> regions_;  // by id
   Guests guests_;
+  std::vector<Guest*> slots_;  // null where free
+  std::deque<mc_notice> notices_;
   uint64_t refused_ = 0;
 };
 

@@ -28,6 +28,9 @@ enum class Kind : uint8_t {
   kPing,
   kPong,
   kGoodbye,   // the sender leaves as soon as it has the answer
+  kNotice,    // number `request`, `length` writes before it since the last one, data in `address`
+  kNoticed,   // it was delivered
+  kNoNotice,  // one of its writes failed: do not wait for the others
   kFarewell,  // to a goodbye: nothing more follows
 };
 
@@ -70,6 +73,13 @@ struct Message {
   }
 };
 static_assert(std::is_trivially_copyable_v<Message> && sizeof(Message) <= 512);
+
+// The data that goes with a write: the target's number of the session, and the epoch's lower bits.
+constexpr uint32_t kSlotBits = 12, kEpochBits = 20;
+constexpr uint64_t kEpochMask = (1u << kEpochBits) - 1;
+inline uint64_t notice_data(uint32_t slot, uint64_t epoch) {
+  return static_cast<uint64_t>(slot) << kEpochBits | (epoch & kEpochMask);
+}
 
 // An endpoint's address as the fabric has it.
 struct FabricAddress {
