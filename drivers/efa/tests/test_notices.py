@@ -51,12 +51,16 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     library.double_seed(request.param)
     options = {"library": library._name, "domain": "double0"}
     with Endpoint(**options) as initiator, Endpoint(**options) as target:
-        yield Pair(initiator, target)
+        pair = Pair(initiator, target)
+        # So slow that what a notice has overtaken is still on its way when the test looks.
+        library.double_pace_us(300)
+        yield pair
+        library.double_pace_us(0)
 
 
 def test_a_notice_comes_once_all_writes_before_it_are_visible(pair: Pair) -> None:
     """With ``Target::deliver`` not looking at ``seen``, it comes before some of them: messages overtake."""
-    for value in range(1, 31):
+    for value in range(1, 9):
         cookie = 1000 * value
         pair.write_all(value, cookie)
         pair.initiator.notify(pair.connection, b"%d" % value, cookie + CELLS)
@@ -66,14 +70,14 @@ def test_a_notice_comes_once_all_writes_before_it_are_visible(pair: Pair) -> Non
 
 
 def test_notices_without_writes_between_them_all_come(pair: Pair) -> None:
-    for number in range(100):
+    for number in range(40):
         pair.initiator.notify(pair.connection, b"%d" % number, number)
     found: list[bytes] = []
     limit = time.monotonic() + DEADLINE_S
-    while len(found) < 100 and time.monotonic() < limit:
+    while len(found) < 40 and time.monotonic() < limit:
         found += pair.target.poll_notices()
-    assert sorted(found) == sorted(b"%d" % number for number in range(100))
-    assert set(pair.initiator.finish(100).values()) == {OK}
+    assert sorted(found) == sorted(b"%d" % number for number in range(40))
+    assert set(pair.initiator.finish(40).values()) == {OK}
 
 
 def test_a_notice_after_a_write_that_failed_fails_and_the_next_one_comes(pair: Pair) -> None:

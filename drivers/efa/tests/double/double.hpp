@@ -14,6 +14,7 @@
 #include <rdma/fi_rma.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -93,7 +94,9 @@ struct Network {
   static Network& get();
   std::recursive_mutex mutex;
   std::mt19937_64 random{1};
-  bool at_once = false;  // operations are over when they are posted, and move nothing
+  bool at_once = false;               // operations are over when they are posted, and move nothing
+  std::chrono::microseconds pace{0};  // not 0: so long from one arrival to the next
+  std::chrono::steady_clock::time_point last;
   uint64_t next_address = 1;
   uint64_t next_key = 0x5eed;
   std::unordered_map<uint64_t, Port*> ports;

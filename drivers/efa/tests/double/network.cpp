@@ -20,6 +20,12 @@ void broken_rule(const char* what) {
 void Network::advance() {
   if (items.empty()) return;
   size_t count = 1 + random() % (items.size() / 4 + 1);
+  if (pace.count() > 0) {
+    auto now = std::chrono::steady_clock::now();
+    if (now - last < pace) return;
+    last = now;
+    count = 1;
+  }
   for (; count > 0 && !items.empty(); --count) {
     size_t at = random() % items.size();
     Item item = std::move(items[at]);
