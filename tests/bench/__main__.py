@@ -10,13 +10,14 @@ from typing import Annotated
 
 import peers
 import typer
+from nvlink import nvlink
 from nvmeof.command import nvmeof
 from rich.console import Console
 from transfer.command import transfer
 from transfer.pools import cxl
 from verbs.command import verbs
 
-BENCHES = {"transfer": transfer, "cxl": cxl, "nvmeof": nvmeof, "verbs": verbs}
+BENCHES = {"transfer": transfer, "cxl": cxl, "nvlink": nvlink, "nvmeof": nvmeof, "verbs": verbs}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 for name, bench in BENCHES.items():

@@ -51,6 +51,13 @@ Status Opened::check(mc_opcode opcode, uint64_t offset, uint64_t count) const {
                 "the range is outside the region, which has " + std::to_string(length) + " bytes");
 }
 
+Status Asker::reachable(const Address& address) const {
+  if (same_host(own_, address) || (hooks_.over_tcp && address.port != 0)) return {};
+  return failed(MC_UNREACHABLE, std::string("the peer is at another host or in another network namespace, "
+                                            "and the ") +
+                                    own_.driver + " driver of one of the two does not cross hosts");
+}
+
 std::shared_ptr<Connection> Asker::connect(const Address& address) {
   auto connection = std::make_shared<Connection>();
   connection->address = address;
@@ -179,12 +186,6 @@ void Asker::begin(const Attempt& attempt) {
 UniqueFd Asker::open_socket(const Address& address, Status& status, bool& again) const {
   bool near = same_host(own_, address);
   again = false;
-  if (!near && (!hooks_.over_tcp || address.port == 0)) {
-    status = failed(MC_UNREACHABLE, std::string("the peer is at another host or in another network "
-                                                "namespace, and there is no way of the ") +
-                                        own_.driver + " driver between the two");
-    return {};
-  }
   sockaddr_storage at{};
   socklen_t length =
       near ? socket_name(address, reinterpret_cast<sockaddr_un&>(at)) : socket_address(address, at);

@@ -107,6 +107,8 @@ class Asker {
   Asker(Loop& loop, double answer_timeout_s, const Address& own, AskerHooks hooks)
       : loop_(loop), answer_timeout_s_(answer_timeout_s), own_(own), hooks_(std::move(hooks)) {}
 
+  // MC_UNREACHABLE when no control connection leads there.
+  Status reachable(const Address& address) const;
   std::shared_ptr<Connection> connect(const Address& address);
   void disconnect(const std::shared_ptr<Connection>& connection);
   void close();

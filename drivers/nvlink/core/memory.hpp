@@ -25,8 +25,9 @@ struct Place {
 
 struct Region : driver::Owned {
   using Owned::Owned;
+  void let_go() { place.pin.reset(); }
+
   Place place;
-  bool shareable_file = false;
   std::shared_ptr<const UniqueFd> fd;            // main memory: what peers may map
   std::shared_ptr<const UniqueFd> read_only_fd;  // the same, for peers that only read
   uint64_t fd_offset = 0;

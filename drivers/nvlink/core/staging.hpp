@@ -87,9 +87,10 @@ struct StagedOp {
 // At the initiator. add() and cancel() from any thread, the rest on the service thread.
 class StageClient {
  public:
-  StageClient(driver::Loop& loop, Devices& devices, Copies& copies, Completions& completions)
-      : loop_(loop), devices_(devices), copies_(copies), completions_(completions) {}
-  void set_asker(driver::Asker& asker) { asker_ = &asker; }
+  // The asker is made later than this, and before anything is added.
+  StageClient(driver::Loop& loop, Devices& devices, Copies& copies, Completions& completions,
+              const std::unique_ptr<driver::Asker>& asker)
+      : loop_(loop), devices_(devices), copies_(copies), completions_(completions), asker_(asker) {}
 
   void add(StagedOp op);
   void cancel(uint64_t cookie, const Status& why);
@@ -121,7 +122,7 @@ class StageClient {
   Devices& devices_;
   Copies& copies_;
   Completions& completions_;
-  driver::Asker* asker_ = nullptr;
+  const std::unique_ptr<driver::Asker>& asker_;
   std::vector<std::weak_ptr<driver::Link>> links_;  // that have a state
 };
 

@@ -1,5 +1,6 @@
 // The way of an operation through submit().
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -8,10 +9,6 @@
 
 namespace mooncake::nvlink {
 namespace {
-
-bool inside(uint64_t offset, uint64_t length, uint64_t size) {
-  return length > 0 && offset <= size && length <= size - offset;
-}
 
 uint64_t end_of_run(const Place& place, uint64_t address) {
   return place.pin ? place.pin->end_of_run(address) : ~0ull;
@@ -24,6 +21,14 @@ uint64_t end_of_run(const Place& place, uint64_t address) {
 class Endpoint::Plan {
  public:
   explicit Plan(Endpoint& endpoint) : endpoint_(endpoint) {}
+
+  std::shared_ptr<RemoteMemory> opened(const std::shared_ptr<driver::Remote>& remote) const {
+    return remote == remembered_ ? opened_ : nullptr;
+  }
+  void remember(const std::shared_ptr<driver::Remote>& remote, std::shared_ptr<RemoteMemory> opened) {
+    remembered_ = remote;
+    opened_ = std::move(opened);
+  }
 
   // The operation was checked. Its completion comes through the batch, or at once.
   void add(const mc_op& op, const Region& region, const std::shared_ptr<RemoteMemory>& remote, bool stream) {
@@ -112,6 +117,8 @@ class Endpoint::Plan {
   }
 
   Endpoint& endpoint_;
+  std::shared_ptr<driver::Remote> remembered_;
+  std::shared_ptr<RemoteMemory> opened_;
   std::vector<std::unique_ptr<Batch>> batches_;
   const Region* last_region_ = nullptr;
   const RemoteMemory* last_remote_ = nullptr;
@@ -153,62 +160,39 @@ Status Endpoint::submit_on_stream(void* stream, const mc_op* ops, size_t count, 
 Status Endpoint::submit_all(CUstream stream, const mc_op* ops, size_t count, size_t* accepted) {
   size_t taken = completions_.reserve(count);
   Plan plan(*this);
-  std::shared_ptr<Region> region;
-  std::shared_ptr<driver::Remote> remote, used;
-  std::shared_ptr<driver::Opened> opened;
-  const mc_op* named = nullptr;  // the operation whose names region and remote are
-  Status status, usable;
+  Names names;
   for (size_t i = 0; i < taken; ++i) {
-    const mc_op& op = ops[i];
-    bool same = named != nullptr && op.connection == named->connection && op.local == named->local &&
-                op.remote == named->remote;
-    if (!same) {
-      status = resolve(op, region, remote);
-      named = &op;
-    }
-    if (status.ok() && op.opcode > MC_WRITE) {
-      complete(op, failed(MC_INVALID, "unknown operation"));
-    } else if (status.ok() && !inside(op.local_offset, op.length, region->length)) {
-      complete(op, failed(MC_INVALID, "the range is empty or not inside the local region"));
-    } else if (!status.ok()) {
-      complete(op, status);
-    } else {
-      if (used != remote || !opened) {
-        used = remote;
-        auto later = [this, op, region](const std::shared_ptr<driver::Opened>& open, const Status& why) {
-          start_late(op, *region, open, why);
-        };
-        if (stream == nullptr)
-          opened = asker_->use(remote, usable, op.cookie, std::move(later));
-        else
-          opened = asker_->use(remote, usable, op.cookie, {});
-      }
-      if (opened) {
-        plan.add(op, *region, std::static_pointer_cast<RemoteMemory>(opened), stream != nullptr);
-      } else if (usable.code == MC_AGAIN && stream != nullptr) {
-        complete(op, failed(MC_UNSUPPORTED,
-                            "the peer has not granted the region yet, and what is queued on a stream cannot "
-                            "wait for it; read or write the region once without a stream"));
-      } else if (usable.code != MC_AGAIN) {
-        complete(op, usable);
-      }
-    }
+    if (Status status = resolve(ops[i], names); !status.ok())
+      complete(ops[i], status);
+    else
+      submit_one(stream, ops[i], names, plan);
   }
   plan.launch(stream);
   *accepted = taken;
   return taken == count ? Status{} : failed(MC_AGAIN, "the queue is full; fetch completions first");
 }
 
-Status Endpoint::resolve(const mc_op& op, std::shared_ptr<Region>& region,
-                         std::shared_ptr<driver::Remote>& remote) const {
-  auto connection = connections_.get(op.connection);
-  region = regions_.get(op.local);
-  remote = remotes_.get(op.remote);
-  if (!connection || !region || !remote)
-    return failed(MC_INVALID, "the operation names a connection, local or remote memory that does not exist");
-  if (remote->connection.lock() != connection)
-    return failed(MC_INVALID, "the remote memory belongs to another connection");
-  return {};
+void Endpoint::submit_one(CUstream stream, const mc_op& op, const Names& names, Plan& plan) {
+  // Looked up once for neighbours that name the same region.
+  if (std::shared_ptr<RemoteMemory> open = plan.opened(names.remote))
+    return plan.add(op, *names.region, open, stream != nullptr);
+  std::function<void(const std::shared_ptr<driver::Opened>&, const Status&)> later;
+  if (stream == nullptr) {
+    later = [this, op, region = names.region](const std::shared_ptr<driver::Opened>& open,
+                                              const Status& why) { start_late(op, *region, open, why); };
+  }
+  Status status;
+  auto opened = asker_->use(names.remote, status, op.cookie, std::move(later));
+  if (opened) {
+    plan.remember(names.remote, std::static_pointer_cast<RemoteMemory>(opened));
+    plan.add(op, *names.region, std::static_pointer_cast<RemoteMemory>(opened), stream != nullptr);
+  } else if (status.code != MC_AGAIN) {
+    complete(op, status);
+  } else if (stream != nullptr) {
+    complete(op, failed(MC_UNSUPPORTED,
+                        "the peer has not granted the region yet, and what is queued on a stream cannot "
+                        "wait for it; read or write the region once without a stream"));
+  }
 }
 
 void Endpoint::start_late(const mc_op& op, const Region& region,
@@ -217,14 +201,6 @@ void Endpoint::start_late(const mc_op& op, const Region& region,
   Plan plan(*this);
   plan.add(op, region, std::static_pointer_cast<RemoteMemory>(opened), false);
   plan.launch(nullptr);
-}
-
-void Endpoint::complete(const mc_op& op, const Status& failure) {
-  Completion done;
-  done.cookie = op.cookie;
-  done.opcode = static_cast<mc_opcode>(op.opcode);
-  done.fail(failure);
-  completions_.push({&done, 1});
 }
 
 }  // namespace mooncake::nvlink

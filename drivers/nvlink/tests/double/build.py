@@ -64,14 +64,16 @@ def _folder() -> Path:
 def installed(**settings: int) -> Iterator[Path]:
     """Have processes that start now find a double as libcuda.so.1. ``settings``: as for ``build``."""
     library = build(**settings)
-    before = os.environ.get("LD_LIBRARY_PATH")
+    before = {name: os.environ.get(name) for name in ("LD_LIBRARY_PATH", "PYTHONPATH")}
     os.environ["LD_LIBRARY_PATH"] = str(library.parent)
+    os.environ["PYTHONPATH"] = str(HERE)  # peers make GPU memory by cuda_memory.py
     drivers._forget()  # what a probe said before
     try:
         yield library
     finally:
         drivers._forget()
-        if before is None:
-            del os.environ["LD_LIBRARY_PATH"]
-        else:
-            os.environ["LD_LIBRARY_PATH"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,6 +1,7 @@
 // Devices, contexts, streams and events of the double.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 
@@ -89,15 +90,13 @@ bool may_copy(Context* context, const Range& range, bool writing) {
   return false;
 }
 
-CUresult enqueue_copy(Context* context, Stream* stream, CUdeviceptr to, CUdeviceptr from, size_t bytes,
-                      bool through_host) {
-  if (bytes == 0) return CUDA_SUCCESS;
+CUresult enqueue_piece(Context* context, Stream* stream, CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                       bool through_host) {
   auto target = find(to, bytes), source = find(from, bytes);
   // Hardware takes memory that is not pinned too, and then waits; this driver promises never to give it any.
   if (!target || !source) return CUDA_ERROR_INVALID_VALUE;
   if (!through_host && (!may_copy(context, *target, true) || !may_copy(context, *source, false)))
     return CUDA_ERROR_INVALID_VALUE;
-  ++state().copies;
   put(stream, [=] {
     State& all = state();
     {
@@ -111,6 +110,28 @@ CUresult enqueue_copy(Context* context, Stream* stream, CUdeviceptr to, CUdevice
     }
     std::memmove(target->data + (to - target->base), source->data + (from - source->base), bytes);
   });
+  return CUDA_SUCCESS;
+}
+
+// How far memory goes on from an address. Only mappings may follow one another within a copy.
+size_t run_of(CUdeviceptr address, size_t bytes) {
+  auto range = find(address, 1);
+  if (!range) return 0;
+  if (range->kind != Kind::kMapped) return bytes;
+  return std::min<size_t>(bytes, range->base + range->bytes - address);
+}
+
+CUresult enqueue_copy(Context* context, Stream* stream, CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                      bool through_host) {
+  if (bytes == 0) return CUDA_SUCCESS;
+  ++state().copies;
+  for (size_t done = 0; done < bytes;) {
+    size_t piece = std::min(run_of(to + done, bytes - done), run_of(from + done, bytes - done));
+    if (piece == 0) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = enqueue_piece(context, stream, to + done, from + done, piece, through_host);
+    if (result != CUDA_SUCCESS) return result;
+    done += piece;
+  }
   return CUDA_SUCCESS;
 }
 

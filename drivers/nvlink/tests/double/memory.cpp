@@ -462,7 +462,8 @@ extern "C" __attribute__((visibility("default"))) int cuda_double_violations(cha
   return static_cast<int>(all.size());
 }
 
-// 0: copies, 1: batches, 2: ranges that are mapped or registered, 3: streams, 4: events, 5: IPC handles open.
+// 0: copies, 1: batches, 2: registrations of main memory and mappings of a peer's, 3: streams, 4: events, 5:
+// IPC handles open.
 extern "C" __attribute__((visibility("default"))) uint64_t cuda_double_count(int what) {
   std::lock_guard lock(state().mutex);
   State& all = state();
@@ -477,7 +478,10 @@ extern "C" __attribute__((visibility("default"))) uint64_t cuda_double_count(int
     case 1:
       return all.batches;
     case 2:
-      return all.ranges.size();
+      return static_cast<uint64_t>(std::count_if(all.ranges.begin(), all.ranges.end(), [](const auto& item) {
+        const Range& range = *item.second;
+        return range.kind == Kind::kHost || (range.physical && range.physical->imported);
+      }));
     case 3:
       return streams;
     case 4:

@@ -7,6 +7,7 @@ import os
 import tempfile
 import weakref
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from typing import Literal, Protocol, cast
 
 import numpy as np
@@ -16,9 +17,10 @@ from mooncake_transfer import Region, TransferEngine
 from mooncake_transfer.memory import FileSource
 from mooncake_transfer.testing.pattern import digest, pattern
 
-__all__ = ["KINDS", "OwnedRegion", "RegionOwner", "Target"]
+__all__ = ["KINDS", "DeviceMemory", "OwnedRegion", "RegionOwner", "Target", "make_device_memory"]
 
-# Where a region's bytes are: in memory of the engine or of the test, or in a file.
+# Where a region's bytes are: in memory of the engine or of the test, or in a file. A kind with a colon names
+# a function of a driver's tests, as an entry point does, that makes memory of a device: a DeviceMemory.
 KINDS = ("engine", "numpy", "bytearray", "file")
 
 Bytes = npt.NDArray[np.uint8]
@@ -30,6 +32,30 @@ class OwnedRegion:
 
     number: int
     descriptor: bytes
+
+
+class DeviceMemory(Protocol):
+    """Memory that the test brings, of a device. What makes it is called with its size in bytes.
+
+    Attributes:
+        source: what ``TransferEngine.register`` takes.
+    """
+
+    source: object
+
+    def get(self) -> Bytes:
+        """What it holds."""
+
+    def set(self, array: Bytes) -> None:
+        """Overwrite all of it."""
+
+    def close(self) -> None:
+        """Give it back; also called when it was given back already."""
+
+
+def make_device_memory(kind: str, nbytes: int) -> DeviceMemory:
+    """Call the function that ``module:function`` names."""
+    return cast(DeviceMemory, EntryPoint("memory", kind, "mooncake").load()(nbytes))
 
 
 class Target(Protocol):
@@ -104,19 +130,22 @@ class RegionOwner:
         self._kind = kind
         self._numbers = itertools.count(1)
         self._regions: dict[int, Region] = {}
-        self._bytes: dict[int, _Memory | _File] = {}
+        self._bytes: dict[int, _Memory | _File | DeviceMemory] = {}
 
     def allocate(self, nbytes: int, seed: int, kind: str | None = None) -> OwnedRegion:
         """Register bytes of one of KINDS (None: the owner's own), filled with ``pattern(seed, nbytes)``."""
         number, kind = next(self._numbers), kind or self._kind
         name = f"owned-{number}"
-        held: _Memory | _File
+        held: _Memory | _File | DeviceMemory
         if kind == "engine":
             region = self.engine.allocate(nbytes, name=name)
             held = _Memory(np.frombuffer(region.view(), dtype=np.uint8))
         elif kind == "file":
             self._bytes[number] = held = _File(nbytes)  # first, so that clear() closes it whatever comes
             region = self.engine.register(FileSource(held.fd), name=name)
+        elif ":" in kind:
+            self._bytes[number] = held = memory = make_device_memory(kind, nbytes)
+            region = self.engine.register(memory.source, name=name)
         else:
             source = np.zeros(nbytes, dtype=np.uint8) if kind == "numpy" else bytearray(nbytes)
             region = self.engine.register(source, name=name)

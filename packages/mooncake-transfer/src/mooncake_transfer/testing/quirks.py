@@ -19,7 +19,7 @@ class Quirks:
         same_host_only: peers are on this machine; the suite then uses no network address.
         same_process_only: peers are in this process; the suite then starts no other.
         target_kind: what regions of peers are made of: ``engine`` (its memory), or ``file`` for drivers
-            that reach files and no memory of peers.
+            that reach files and no memory of peers, or ``module:function`` for memory of a device.
         scoped_keys: it has the functions grant and revoke of ABI 1.1.
         own_memory_only: peers reach only memory that the driver allocated (``DriverInfo.allocate``); memory
             that the user brings can be the local side of a transfer.
