@@ -210,7 +210,8 @@ def taken_away() -> None:
 
 def passthrough(seed: int) -> None:
     """A PCI drive by NVMe commands: its bytes change, and the block layer has not seen a write."""
-    (place,) = [each for each in Path("/sys/block").glob("nvme*n*") if each.name.count("n") == 2]
+    # Beside the drive there may be its paths, such as nvme0c0n1.
+    (place,) = [each for each in Path("/sys/block").glob("nvme*n*") if "c" not in each.name]
     device = Path("/dev") / place.name
     with engine(passthrough=True) as owner:
         local, held = memory_of(owner)
