@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import ClassVar
 
 import pytest
-from build import installed
+from cuda_double import installed
 from cuda_memory import GpuMemory, gpu
 
 from mooncake_transfer import Region, TransferEngine

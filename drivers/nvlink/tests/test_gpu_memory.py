@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from build import installed
+from cuda_double import installed
 from cuda_memory import Gpu, fabric, gpu, malloc, mapped, mapped_whole
 
 from mooncake_transfer import TransferConfig, TransferEngine

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from build import build
+from cuda_double import build
 
 from mooncake_driver_nvlink import NvlinkOptions, plugin
 from mooncake_driver_nvlink.options import render
