@@ -9,13 +9,16 @@ from typing import Any, ClassVar
 from mooncake_driver_cxl import Pool
 from mooncake_transfer import TransferConfig
 from mooncake_transfer.testing import DriverConformance, Quirks
+from mooncake_transfer.testing.fixtures import DriverFixtures
+from mooncake_transfer.testing.moving import MovesBytes
+from mooncake_transfer.testing.refusing import Refuses
 
 SHARED_MEMORY = Path("/dev/shm")
 POOL_BYTES = 1 << 30
 
 
-class TestCxl(DriverConformance):
-    """Two processes of one host and one pool."""
+class OverPool(DriverFixtures):
+    """Engines of one host with one pool."""
 
     driver = "cxl"
     quirks = Quirks(same_host_only=True, own_memory_only=True)
@@ -48,7 +51,11 @@ class TestCxl(DriverConformance):
         )
 
 
-class TestCxlFlushed(TestCxl):
-    """The same, with every line flushed and dropped as between hosts without coherence."""
+class TestCxl(OverPool, DriverConformance):
+    """As it comes."""
+
+
+class TestCxlFlushed(OverPool, MovesBytes, Refuses):
+    """With every line flushed and dropped, as between hosts without coherence."""
 
     options: ClassVar[dict[str, str | int | float | bool]] = {"coherent": "false"}
