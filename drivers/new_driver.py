@@ -1,8 +1,8 @@
 """Start a driver from the template: ``hatch run new-driver NAME [--into FOLDER]``.
 
 The result is a distribution of its own that builds with a plain ``pip install``, anywhere: outside this
-repository it gets a copy of the driver ABI header. It moves bytes from the first minute; its README says what
-to replace.
+repository it gets a copy of `abi/`: the header of the driver ABI, and what drivers share. It moves bytes from
+the first minute; its README says what to replace.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 
 DRIVERS = Path(__file__).resolve().parent
 TEMPLATE = DRIVERS / "_template"
-HEADER = DRIVERS.parent / "abi" / "mooncake_driver.h"
+ABI = DRIVERS.parent / "abi"
 NAME = re.compile(r"[a-z][a-z0-9]{0,30}")
 # What building and testing leaves in the template's folder.
 LEFTOVERS = shutil.ignore_patterns("build", "dist", "__pycache__", ".*", "*.so", "*.egg-info")
-# The tables that only a driver within the repository needs: it takes the header from there.
-SHARED_HEADER = '[tool.hatch.build.targets.sdist.force-include]\n"../../abi" = "abi"\n\n'
+# The table that only a driver within the repository needs: it takes abi/ from there.
+SHARED_ABI = '[tool.hatch.build.targets.sdist.force-include]\n"../../abi" = "abi"\n\n'
 IGNORED = "__pycache__/\nbuild/\ndist/\n*.so\n"
 
 
@@ -62,11 +62,10 @@ def renamed(text: str, name: str) -> str:
 
 
 def stand_alone(folder: Path) -> None:
-    """Give a driver outside this repository what it would find here: the ABI header, and what git ignores."""
-    (folder / "abi").mkdir()
-    shutil.copy(HEADER, folder / "abi")
+    """Give a driver outside this repository what it would find here: abi/, and what git ignores."""
+    shutil.copytree(ABI, folder / "abi", ignore=LEFTOVERS)
     project = folder / "pyproject.toml"
-    project.write_text(project.read_text().replace(SHARED_HEADER, ""))
+    project.write_text(project.read_text().replace(SHARED_ABI, ""))
     (folder / ".gitignore").write_text(IGNORED)
 
 

@@ -7,8 +7,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -46,6 +48,13 @@ inline uint64_t now_ns() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+// A deadline of the ABI for the waits of C++, whose steady clock is the same on Linux; ~0 is for ever.
+inline std::chrono::steady_clock::time_point time_point(uint64_t deadline_ns) {
+  auto most = static_cast<uint64_t>(std::chrono::nanoseconds::max().count());
+  return std::chrono::steady_clock::time_point(
+      std::chrono::nanoseconds(static_cast<int64_t>(std::min(deadline_ns, most))));
 }
 
 inline uint64_t deadline_after(double seconds) { return now_ns() + static_cast<uint64_t>(seconds * 1e9); }

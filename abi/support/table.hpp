@@ -247,8 +247,10 @@ class Table : private Calls<Endpoint> {
     table.event_fd = event_fd;
     table.arm = arm;
     table.cancel = cancel;
-    table.grant = grant;
-    table.revoke = revoke;
+    if constexpr (requires(Endpoint& endpoint) { &Endpoint::grant; }) {
+      table.grant = grant;
+      table.revoke = revoke;
+    }
     if constexpr (requires(Endpoint& endpoint) { &Endpoint::submit_on_stream; })
       table.submit_on_stream = submit_on_stream;
     if constexpr (requires(Endpoint& endpoint) { &Endpoint::late_writes; }) {

@@ -63,7 +63,8 @@ def test_nothing_is_left_of_the_name_of_the_template(script: Path, tmp_path: Pat
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert folder / "src" / f"mooncake_driver_{NAME}" / "plugin.py" in files
     assert folder / "abi" / "mooncake_driver.h" in files
-    written = [path for path in files if path.parent.name != "abi"]
+    assert folder / "abi" / "support" / "table.hpp" in files
+    written = [path for path in files if folder / "abi" not in path.parents]
     assert not [path for path in written if "template" in str(path.relative_to(folder)).lower()]
     assert not [path for path in written if "template" in path.read_text().lower()]
     assert "../.." not in (folder / "pyproject.toml").read_text()

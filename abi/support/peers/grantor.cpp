@@ -21,12 +21,6 @@ constexpr int kMaxStrangers = 32;
 constexpr uint64_t kAcceptRestNs = 100'000'000;
 constexpr double kCloseWaitS = 1.0;
 
-std::chrono::steady_clock::time_point time_point(uint64_t deadline_ns) {
-  auto most = static_cast<uint64_t>(std::chrono::nanoseconds::max().count());
-  return std::chrono::steady_clock::time_point(
-      std::chrono::nanoseconds(static_cast<int64_t>(std::min(deadline_ns, most))));
-}
-
 }  // namespace
 
 Status Grantor::listen() {

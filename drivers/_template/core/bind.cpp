@@ -1,6 +1,6 @@
 #include <nanobind/nanobind.h>
 
-#include "driver.hpp"
+#include "abi.hpp"
 
 namespace nb = nanobind;
 

@@ -8,11 +8,18 @@
 #include <mutex>
 #include <thread>
 
-#include "completions.hpp"
 #include "regions.hpp"
+#include "support/completions.hpp"
+#include "support/os.hpp"
 #include "target.hpp"
 
 namespace template_driver {
+
+using mooncake::driver::Completions;
+using mooncake::driver::UniqueFd;
+
+// Tells the engine how an operation ended, which must not use its local memory any more.
+void push(Completions& completions, const mc_op& op, const Status& status);
 
 struct Operation {
   mc_op op{};
@@ -23,7 +30,7 @@ struct Operation {
 // Thread-safe. Every operation submitted completes exactly once.
 class Connection {
  public:
-  Connection(const Address& peer, double timeout_s, Completions& completions);
+  Connection(const Address& peer, uint64_t session, double timeout_s, Completions& completions);
   ~Connection();
 
   void submit(Operation operation);
@@ -38,7 +45,6 @@ class Connection {
   void work();
   Status run(const Operation& operation);
   Status dial();
-  void hang_up();
 
   const Address peer_;
   const uint64_t session_;
@@ -50,7 +56,7 @@ class Connection {
   std::condition_variable changed_;
   std::deque<Operation> queue_;
   bool closing_ = false;
-  int socket_ = -1;       // changed by the thread only, with the lock held; others may shut it down
+  UniqueFd socket_;       // changed by the thread only, with the lock held; others may shut it down
   uint64_t running_ = 0;  // the cookie of the operation under way, if `busy_`
   bool busy_ = false;
   bool interrupted_ = false;  // that operation has been cancelled

@@ -16,9 +16,6 @@ namespace template_driver {
 struct Region;
 struct Grant;
 
-// Never 0, never used twice.
-mc_handle new_handle();
-
 // Thread-safe. A region that is being used cannot be taken away: deregistering waits for it.
 class Regions {
  public:
@@ -48,28 +45,27 @@ class Regions {
   };
 
   // Real hardware: pin the memory and hand it to the device here (ibv_reg_mr and its like).
-  Status add(const mc_memory& memory, mc_handle* handle);
-  Status remove(mc_handle handle, uint64_t deadline_ns);
-  bool has(mc_handle handle);
+  Status add(const mc_memory& memory, std::shared_ptr<Region>* region);
+  Status remove(const std::shared_ptr<Region>& region, uint64_t deadline_ns);
 
   // A key with lesser rights (mc_access bits). Real hardware: a second registration of the same memory with
   // fewer rights (another ibv_reg_mr), or a memory window.
-  Status grant(mc_handle handle, const uint8_t* key, uint32_t access);
+  Status grant(Region& region, const uint8_t* key, uint32_t access);
   // Refuses a key from now on, or every key where it is null, and waits for operations under it until the
   // deadline; 0 does not wait.
-  Status revoke(mc_handle handle, const uint8_t* key, uint64_t deadline_ns);
+  Status revoke(Region& region, const uint8_t* key, uint64_t deadline_ns);
 
-  // For an operation of this side. Empty when the handle or the range is wrong; `status` tells which.
-  Use use(mc_handle handle, uint64_t offset, uint64_t length, Status* status);
+  // For an operation of this side.
+  Status use(const std::shared_ptr<Region>& region, uint64_t offset, uint64_t length, Use* use);
   // For a peer's request: the check of key and range that no initiator can be trusted to make.
-  Use admit(const Request& request, Status* status);
+  Status admit(const Request& request, Use* use);
 
  private:
   Use begin(const std::shared_ptr<Region>& region, Grant* key);
 
   std::mutex mutex_;
   std::condition_variable unused_;
-  std::map<mc_handle, std::shared_ptr<Region>> by_handle_;
+  std::map<uint64_t, std::shared_ptr<Region>> by_id_;
 };
 
 }  // namespace template_driver

@@ -1,14 +1,13 @@
 #include "target.hpp"
 
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 namespace template_driver {
 
@@ -21,34 +20,31 @@ unsigned fill_socket_address(const Address& address, sockaddr_un* out) {
 }
 
 Status Target::listen() {
-  if (getrandom(address_.data(), address_.size(), 0) < 0) return {MC_IO, "the kernel gives no random bytes"};
-  listener_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  Status status = mooncake::driver::fill_random(address_.data(), address_.size());
+  if (!status.ok()) return status;
+  listener_.reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un name;
   unsigned length = fill_socket_address(address_, &name);
-  if (listener_ < 0 || bind(listener_, reinterpret_cast<sockaddr*>(&name), length) != 0 ||
-      ::listen(listener_, 128) != 0) {
-    return {MC_IO, std::string("cannot listen: ") + std::strerror(errno)};
-  }
+  if (!listener_.valid() || bind(listener_.get(), reinterpret_cast<sockaddr*>(&name), length) != 0 ||
+      ::listen(listener_.get(), 128) != 0)
+    return mooncake::driver::system_failure(MC_IO, "cannot listen", errno);
   acceptor_ = std::thread([this] { accept_peers(); });
   return {};
 }
 
 Target::~Target() {
   stopping_ = true;
-  if (listener_ >= 0) shutdown(listener_, SHUT_RDWR);  // wakes accept()
+  if (listener_.valid()) shutdown(listener_.get(), SHUT_RDWR);  // wakes accept()
   if (acceptor_.joinable()) acceptor_.join();
-  for (Peer& peer : peers_) shutdown(peer.socket, SHUT_RDWR);
-  for (Peer& peer : peers_) {
-    peer.thread.join();
-    close(peer.socket);
-  }
-  if (listener_ >= 0) close(listener_);
+  for (Peer& peer : peers_) shutdown(peer.socket.get(), SHUT_RDWR);
+  for (Peer& peer : peers_) peer.thread.join();
 }
 
 void Target::accept_peers() {
+  mooncake::driver::prepare_thread("mc-accept");
   while (!stopping_) {
-    int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-    if (socket < 0) {
+    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!socket.valid()) {
       // Out of descriptors, most likely: do not spin until some are free.
       if (!stopping_) std::this_thread::sleep_for(std::chrono::milliseconds(10));
       continue;
@@ -57,24 +53,24 @@ void Target::accept_peers() {
     peers_.remove_if([](Peer& peer) {
       if (!peer.done) return false;
       peer.thread.join();
-      close(peer.socket);
       return true;
     });
     Peer& peer = peers_.emplace_back();
-    peer.socket = socket;
+    peer.socket = std::move(socket);
     peer.thread = std::thread([this, &peer] { serve(peer); });
   }
 }
 
 void Target::serve(Peer& peer) {
+  mooncake::driver::prepare_thread("mc-serve");
   Request request;
   bool entered = false;
-  while (receive_all(peer.socket, &request, sizeof request, &peer.ended) && request.magic == kMagic) {
+  while (receive_all(peer.socket.get(), &request, sizeof request, &peer.ended) && request.magic == kMagic) {
     if (!entered && !enter(peer, request.session)) break;
     entered = true;
     if (!serve_one(peer, request)) break;
   }
-  shutdown(peer.socket, SHUT_RDWR);
+  shutdown(peer.socket.get(), SHUT_RDWR);
   std::lock_guard lock(mutex_);
   peer.done = true;  // the next accept, or the destructor, cleans up
   gone_.notify_all();
@@ -83,40 +79,37 @@ void Target::serve(Peer& peer) {
 // The initiator comes with a new socket after its last one failed: what that one still holds must not land on
 // what this one brings, so it ends first.
 bool Target::enter(Peer& peer, uint64_t session) {
-  constexpr uint64_t kPatienceNs = 5'000'000'000;
+  constexpr double kPatienceS = 5.0;
   {
     std::lock_guard lock(mutex_);
     peer.session = session;
   }
-  auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return end_session(session, &peer, static_cast<uint64_t>(now.count()) + kPatienceNs);
+  return end_session(session, &peer, mooncake::driver::deadline_after(kPatienceS));
 }
 
 bool Target::end_session(uint64_t session, const Peer* except, uint64_t deadline_ns) {
-  constexpr uint64_t kFarthestNs = uint64_t{1} << 62;  // the clock's count is signed
-  std::chrono::steady_clock::time_point until(std::chrono::nanoseconds(std::min(deadline_ns, kFarthestNs)));
   auto serves = [&](const Peer& peer) { return &peer != except && peer.session == session && !peer.done; };
   std::unique_lock lock(mutex_);
   for (Peer& peer : peers_) {
     if (!serves(peer)) continue;
     peer.ended = true;
-    shutdown(peer.socket, SHUT_RDWR);
+    shutdown(peer.socket.get(), SHUT_RDWR);
   }
   // One that comes meanwhile may be served: `ended` was not set for it, and it ends the others by itself.
-  return gone_.wait_until(lock, until, [&] {
+  return gone_.wait_until(lock, mooncake::driver::time_point(deadline_ns), [&] {
     return std::none_of(peers_.begin(), peers_.end(),
                         [&](const Peer& peer) { return serves(peer) && peer.ended; });
   });
 }
 
 bool Target::serve_one(Peer& peer, const Request& request) {
-  int socket = peer.socket;
-  Status status;
-  Regions::Use use = regions_.admit(request, &status);
-  if (!use) ++refused_;
+  int socket = peer.socket.get();
+  Regions::Use use;
+  Status status = regions_.admit(request, &use);
+  if (!status.ok()) ++refused_;
   Reply reply = make_reply(status);
   if (!send_all(socket, &reply, sizeof reply)) return false;
-  if (!use) return true;
+  if (!status.ok()) return true;
   if (request.opcode == MC_READ) return send_all(socket, use.at(request.offset), request.length);
   if (!receive_all(socket, use.at(request.offset), request.length, &peer.ended)) return false;
   return send_all(socket, &reply, sizeof reply);

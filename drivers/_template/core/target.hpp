@@ -10,10 +10,13 @@
 #include <thread>
 
 #include "regions.hpp"
+#include "support/os.hpp"
 
 struct sockaddr_un;
 
 namespace template_driver {
+
+using mooncake::driver::UniqueFd;
 
 // What a peer needs to find an endpoint: a random socket name, so that a restarted process is never taken for
 // this one. It lies in no file system: nothing is left of it after a crash. Real hardware: device, port,
@@ -38,7 +41,7 @@ class Target {
 
  private:
   struct Peer {
-    int socket;
+    UniqueFd socket;
     uint64_t session = 0;            // of its first request; guarded by `mutex_`
     std::atomic<bool> ended{false};  // by end_session()
     std::atomic<bool> done{false};
@@ -52,7 +55,7 @@ class Target {
 
   Regions& regions_;
   Address address_{};
-  int listener_ = -1;
+  UniqueFd listener_;
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> refused_{0};
   std::thread acceptor_;

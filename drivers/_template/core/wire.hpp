@@ -10,16 +10,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "mooncake_driver.h"
+#include "support/status.hpp"
 
 namespace template_driver {
 
-struct Status {
-  mc_status code = MC_OK;
-  std::string reason = {};  // a sentence for people; empty when code is MC_OK
-};
+using mooncake::driver::failed;
+using mooncake::driver::Status;
 
 // Both ends run on one machine, so the structs travel as they lie in memory. On a network: fix the byte
 // order.

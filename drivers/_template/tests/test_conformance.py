@@ -7,4 +7,4 @@ from mooncake_transfer.testing import DriverConformance, Quirks
 
 class TestTemplate(DriverConformance):
     driver = "template"
-    quirks = Quirks(same_host_only=True, scoped_keys=False)
+    quirks = Quirks(same_host_only=True)
