@@ -14,12 +14,13 @@ DEADLINE_S = 10.0
 PROMPT_S = 5.0  # drivers are asked to stop every 2 s
 
 PRELUDE = """
-import asyncio, os, socket, threading, warnings
+import asyncio, os, signal, socket, threading, warnings
 from mooncake_transfer import TransferConfig, TransferEngine
 from mooncake_transfer.errors import EngineClosed, EngineForked
 from mooncake_transfer.testing.fake import FakeFabric
 
 warnings.simplefilter("ignore")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts us in the background has it ignored
 LONG_S = 60.0
 MIB = 1 << 20
 fabric = FakeFabric()
@@ -31,6 +32,14 @@ local, owned = near.allocate(MIB), far.allocate(MIB)
 remote = near.import_region(owned.descriptor())
 peer = near.connect(far.address)
 stuck = threading.Event()
+
+def hold(descriptor):
+    fabric.device("far").hold()
+    transfer = near.write(local, near.import_region(descriptor), [[0, 0, 4096]])
+    while fabric.device("far").held() == 0:
+        pass
+    return transfer
+
 far.serve("stuck", lambda body, caller: stuck.wait() and b'')
 """
 
@@ -54,6 +63,14 @@ WAITS = {
         "descriptor = owned.descriptor()",
         "slow.import_region(descriptor)",
     ),
+    "the end of a region that a peer uses": (
+        "transfer = hold(owned.descriptor())",
+        "owned.close(LONG_S)",
+    ),
+    "the end of a key that a peer uses": (
+        "lent = owned.grant('rw')\ntransfer = hold(lent)",
+        "owned.revoke(lent, LONG_S)",
+    ),
     "a transfer": (
         "fabric.device('near').freeze()\ntransfer = near.write(local, remote, [[0, 0, 4096]])",
         "transfer.wait(LONG_S)",
@@ -76,23 +93,55 @@ def is_waiting(pid: int) -> bool:
         return stat.read().rpartition(")")[2].split()[0] == "S"
 
 
+def interrupt(process: subprocess.Popen[str]) -> float:
+    """Press Ctrl-C once the child is ready and its main thread waits; when that was."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    by_s = time.monotonic() + DEADLINE_S
+    asleep = 0
+    while asleep < 5 and time.monotonic() < by_s:  # for a while, not only for a lock
+        asleep = asleep + 1 if is_waiting(process.pid) else 0
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    return time.monotonic()
+
+
 @pytest.mark.parametrize("what", WAITS)
 def test_ctrl_c_ends_the_wait_for(what: str) -> None:
     prepare, wait = WAITS[what]
     script = PRELUDE + INTERRUPTED.format(prepare=prepare, wait=wait)
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            by_s = time.monotonic() + DEADLINE_S
-            asleep = 0
-            while asleep < 5 and time.monotonic() < by_s:  # for a while, not only for a lock
-                asleep = asleep + 1 if is_waiting(process.pid) else 0
-                time.sleep(0.02)
-            began_s = time.monotonic()
-            process.send_signal(signal.SIGINT)
+            began_s = interrupt(process)
             assert process.communicate(timeout=DEADLINE_S)[0] == "interrupted\n"
             assert time.monotonic() - began_s < PROMPT_S
+        finally:
+            process.kill()
+
+
+def test_ctrl_c_while_an_engine_closes_leaves_nothing_of_it() -> None:
+    script = PRELUDE + (
+        "transfer = hold(owned.descriptor())\n"
+        "begun = threading.active_count()\n"
+        "arrived, noted = os.pipe()\n"
+        "os.set_blocking(noted, False)\n"
+        "signal.set_wakeup_fd(noted)\n"
+        "def let_go():\n"  # the end waits for the peer, and the peer for the signal
+        "    os.read(arrived, 1)\n"
+        "    fabric.device('far').release()\n"
+        "threading.Thread(target=let_go).start()\n"
+        "print('ready', flush=True)\n"
+        "try:\n"
+        "    far.close()\n"
+        "except KeyboardInterrupt:\n"
+        "    print(far._finalizer.alive, owned._core, threading.active_count() < begun, flush=True)\n"
+        "far.close()\n"
+        "os._exit(0)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            interrupt(process)
+            assert process.communicate(timeout=DEADLINE_S)[0] == "False None True\n"
         finally:
             process.kill()
 

@@ -126,6 +126,15 @@ NB_MODULE(_fake, m) {
           },
           nb::arg("device"), nb::arg("frozen"), nogil())
       .def(
+          "set_holding",
+          [](Handle& handle, const std::string& name, bool holding) {
+            handle.fabric->set_holding(name, holding);
+          },
+          nb::arg("device"), nb::arg("holding"), nogil())
+      .def(
+          "held_in", [](Handle& handle, const std::string& name) { return handle.fabric->held_in(name); },
+          nb::arg("device"), nogil())
+      .def(
           "set_link",
           [](Handle& handle, const std::string& one, const std::string& other, bool up) {
             handle.fabric->set_link(one, other, up);

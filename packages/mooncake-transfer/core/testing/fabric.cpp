@@ -41,6 +41,12 @@ void Fabric::stop() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
+    // What is held, or was released and did not get its turn, gets none now.
+    for (auto& [due, event] : events_) {
+      if (event.operation && event.operation->running) leave(*event.operation);
+    }
+    for (const auto& operation : inside_) leave(*operation);
+    inside_.clear();
     end_matching([](const Operation&) { return true; }, {MC_UNREACHABLE, "the fake fabric was closed"});
     changed_.notify_all();
   }
@@ -132,6 +138,27 @@ void Fabric::set_frozen(const std::string& name, bool frozen) {
   std::lock_guard lock(mutex_);
   device(name).behaviour.frozen = frozen;
   if (!frozen) release_held();
+}
+
+void Fabric::set_holding(const std::string& name, bool holding) {
+  std::lock_guard lock(mutex_);
+  device(name).behaviour.holding = holding;
+  if (!holding) release_inside(name);
+}
+
+size_t Fabric::held_in(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  return static_cast<size_t>(std::count_if(inside_.begin(), inside_.end(), [&](const auto& operation) {
+    return operation->connection.peer_device == name;
+  }));
+}
+
+void Fabric::release_inside(const std::string& name) {
+  std::erase_if(inside_, [&](const auto& operation) {
+    if (operation->connection.peer_device != name) return false;
+    at(now(), {operation, nullptr});
+    return true;
+  });
 }
 
 void Fabric::set_link(const std::string& one, const std::string& other, bool up) {

@@ -35,7 +35,8 @@ struct Behaviour {
   uint64_t lose_next = 0;
   uint64_t corrupt_next = 0;
   bool alive = true;
-  bool frozen = false;  // takes operations and finishes none
+  bool frozen = false;   // takes operations and finishes none
+  bool holding = false;  // peers that come to its memory stay in it
   bool reorder = false;
   bool record = false;
 };
@@ -112,6 +113,8 @@ struct Operation {
   Remote remote;
   std::shared_ptr<Memory> local;
   uint64_t stream = 0;
+  std::shared_ptr<Memory> theirs;  // once the target has let it in, with the next
+  size_t key = 0;
   bool running = false;  // its bytes are being moved now
   bool ended = false;
 };
@@ -154,6 +157,10 @@ class Fabric : public std::enable_shared_from_this<Fabric> {
   std::vector<std::string> devices();
   void set_alive(const std::string& name, bool alive);
   void set_frozen(const std::string& name, bool frozen);
+  // While it holds, nothing ends that a peer does with its memory.
+  void set_holding(const std::string& name, bool holding);
+  // How many operations of peers it holds in its memory.
+  size_t held_in(const std::string& name);
   // Both directions of the way between two devices.
   void set_link(const std::string& one, const std::string& other, bool up);
 
@@ -193,10 +200,13 @@ class Fabric : public std::enable_shared_from_this<Fabric> {
   void deliver(Lock& lock, const std::shared_ptr<Operation>& operation);
   Endpoint* target(const Operation& operation) const;
   bool link_up(const std::string& one, const std::string& other) const;
-  void move(Lock& lock, const std::shared_ptr<Operation>& operation, Endpoint& target);
+  void admit(Lock& lock, const std::shared_ptr<Operation>& operation, Endpoint& target);
+  void move(Lock& lock, const std::shared_ptr<Operation>& operation);
   void end(const std::shared_ptr<Operation>& operation, uint64_t bytes, const Result& result);
   void end_matching(const std::function<bool(const Operation&)>& matches, const Result& result);
+  void leave(Operation& operation);
   void release_held();
+  void release_inside(const std::string& name);
 
   const bool manual_;
   const int owner_;
@@ -210,6 +220,7 @@ class Fabric : public std::enable_shared_from_this<Fabric> {
   std::map<uint64_t, Endpoint*> endpoints_;  // by number
   std::set<std::pair<std::string, std::string>> links_down_;
   std::map<std::pair<uint64_t, uint64_t>, Event> events_;  // by due time, then in order of making
+  std::vector<std::shared_ptr<Operation>> inside_;         // in the memory of a device that holds them
   std::vector<std::shared_ptr<Operation>> held_;           // due, but one of the two devices is frozen
   std::thread thread_;
 };

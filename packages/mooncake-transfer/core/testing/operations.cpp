@@ -143,6 +143,7 @@ bool Fabric::draw(uint64_t& left, double rate) {
 
 void Fabric::deliver(Lock& lock, const std::shared_ptr<Operation>& operation) {
   if (operation->ended) return;
+  if (operation->running) return move(lock, operation);
   Device& near = *operation->from->device;
   const std::string& peer_name = operation->connection.peer_device;
   if (near.behaviour.frozen || device(peer_name).behaviour.frozen) {
@@ -165,10 +166,10 @@ void Fabric::deliver(Lock& lock, const std::shared_ptr<Operation>& operation) {
   if (draw(near.behaviour.fail_next, near.behaviour.error_rate)) {
     return end(operation, 0, {static_cast<mc_status>(near.behaviour.error_status), "an injected error"});
   }
-  move(lock, operation, *peer);
+  admit(lock, operation, *peer);
 }
 
-void Fabric::move(Lock& lock, const std::shared_ptr<Operation>& operation, Endpoint& target) {
+void Fabric::admit(Lock& lock, const std::shared_ptr<Operation>& operation, Endpoint& target) {
   const mc_op& op = operation->op;
   std::shared_ptr<Memory> theirs;
   for (auto& [handle, memory] : target.memory) {
@@ -184,6 +185,18 @@ void Fabric::move(Lock& lock, const std::shared_ptr<Operation>& operation, Endpo
     ++target.device->counters.refused;
     return end(operation, 0, admitted);
   }
+  operation->theirs = std::move(theirs);
+  operation->key = static_cast<size_t>(key);
+  operation->running = true;
+  ++operation->from->running;
+  ++operation->theirs->keys()[operation->key].uses;
+  if (!target.device->behaviour.holding) return move(lock, operation);
+  inside_.push_back(operation);
+}
+
+void Fabric::move(Lock& lock, const std::shared_ptr<Operation>& operation) {
+  const mc_op& op = operation->op;
+  const std::shared_ptr<Memory>& theirs = operation->theirs;
   Device& near = *operation->from->device;
   bool spoilt = draw(near.behaviour.corrupt_next, near.behaviour.corrupt_rate);
   bool reads = op.opcode == MC_READ;
@@ -193,9 +206,6 @@ void Fabric::move(Lock& lock, const std::shared_ptr<Operation>& operation, Endpo
   uint64_t from_offset = reads ? op.remote_offset : op.local_offset;
   uint64_t spoilt_at = to_offset + (spoilt ? random_() % op.length : 0);
   near.counters.corrupted += spoilt;
-  operation->running = true;
-  ++operation->from->running;
-  ++theirs->keys()[static_cast<size_t>(key)].uses;
   lock.unlock();
   Result moved = move_bytes(to, to_offset, from, from_offset, op.length);
   char byte = 0;
@@ -204,14 +214,18 @@ void Fabric::move(Lock& lock, const std::shared_ptr<Operation>& operation, Endpo
     to.store(spoilt_at, &byte, 1);
   }
   lock.lock();
-  --theirs->keys()[static_cast<size_t>(key)].uses;
-  --operation->from->running;
-  operation->running = false;
+  leave(*operation);
   end(operation, moved.ok() ? op.length : 0, moved);
   changed_.notify_all();  // for those who wait until nobody uses this memory
 }
 
 // ---- ended
+
+void Fabric::leave(Operation& operation) {
+  --operation.theirs->keys()[operation.key].uses;
+  --operation.from->running;
+  operation.running = false;
+}
 
 void Fabric::end(const std::shared_ptr<Operation>& operation, uint64_t bytes, const Result& result) {
   operation->ended = true;

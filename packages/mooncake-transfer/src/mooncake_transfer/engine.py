@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Protocol
 
@@ -499,10 +500,17 @@ class TransferEngine:
     # ---- life
 
     def close(self) -> None:
-        """End every transfer (EngineClosed), revoke every region, leave no thread. Safe to call twice."""
-        if hasattr(self, "_leave_directory"):
-            self._leave_directory()
-        self._finalizer()
+        """End every transfer (EngineClosed), revoke every region, leave no thread. Safe to call twice.
+
+        Ctrl-C does not leave it half closed: KeyboardInterrupt is raised when all of it is done.
+        """
+        with ExitStack() as steps:
+            steps.callback(self._forget_regions)
+            steps.callback(self._finalizer)
+            if hasattr(self, "_leave_directory"):
+                steps.callback(self._leave_directory)
+
+    def _forget_regions(self) -> None:
         with self._lock:
             regions, self._regions = list(self._regions.values()), {}
         for region in regions:
@@ -568,7 +576,8 @@ class _Helper(Protocol):
 def _shut_down(channel: Channel, core: CoreEngine, helpers: tuple[_Helper, ...], owner_pid: int) -> None:
     if os.getpid() != owner_pid:
         return  # a forked child: threads, sockets and regions are its parent's
-    channel.close()
-    core.close()
-    for helper in helpers:
-        helper.stop()
+    with ExitStack() as steps:  # Ctrl-C in one step shows when the others are done
+        for helper in reversed(helpers):
+            steps.callback(helper.stop)
+        steps.callback(core.close)
+        steps.callback(channel.close)

@@ -203,6 +203,21 @@ class FakeDevice:
         """Undo ``freeze()``; what was held back completes."""
         self._fabric.set_frozen(self.name, False)
 
+    def hold(self) -> None:
+        """Keep operations of peers in its memory once they are let in: nothing but ``release()`` ends them.
+
+        Giving back that memory waits for them, as does closing either engine.
+        """
+        self._fabric.set_holding(self.name, True)
+
+    def release(self) -> None:
+        """Undo ``hold()``; what was held moves its bytes and completes."""
+        self._fabric.set_holding(self.name, False)
+
+    def held(self) -> int:
+        """How many operations of peers it holds in its memory now."""
+        return self._fabric.held_in(self.name)
+
     def cut(self, other: FakeDevice) -> None:
         """Take down the link to another device: as ``die()``, for what runs between the two."""
         self._fabric.set_link(self.name, other.name, False)
