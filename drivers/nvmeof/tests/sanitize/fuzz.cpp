@@ -150,6 +150,21 @@ mc_handle enroll(mc_handle endpoint, mc_memory_kind kind, void* address, int fd,
   return made;
 }
 
+// Memory of its own for each: two that move the same bytes at once would be a race of the test.
+mc_op some_op(std::mt19937_64& chance, uint64_t thread, int number, mc_handle connection, mc_handle local,
+              mc_handle remote) {
+  mc_op op{};
+  op.opcode = chance() % 2 ? MC_READ : MC_WRITE;
+  op.connection = connection;
+  op.local = local;
+  op.remote = remote;
+  op.length = chance() % 3 ? 4096 : 1 + chance() % 9000;
+  op.local_offset = thread * (kBytes / 4) + static_cast<uint64_t>(number) * 12288;
+  op.remote_offset = op.length == 4096 ? chance() % 200 * 4096 : chance() % 900000;
+  op.cookie = chance() % 16;
+  return op;
+}
+
 void stress_files(double until, const char* io, uint64_t seed) {
   std::mt19937_64 random(seed);
   mc_option options[] = {{"io", io}, {"workers", "3"}, {"queue_depth", "64"}};
@@ -181,16 +196,7 @@ void stress_files(double until, const char* io, uint64_t seed) {
       require(table->import_key(endpoint, connection, id, kKey, kBytes, blob, size, &remote) == MC_OK,
               "imported");
       for (int i = 0; i < 20; ++i) {
-        mc_op op{};
-        op.opcode = chance() % 2 ? MC_READ : MC_WRITE;
-        op.connection = connection;
-        op.local = local;
-        op.remote = remote;
-        op.length = chance() % 3 ? 4096 : 1 + chance() % 9000;
-        // Memory of its own for each: two that move the same bytes at once would be a race of the test.
-        op.local_offset = own * (kBytes / 4) + static_cast<uint64_t>(i) * 12288;
-        op.remote_offset = op.length == 4096 ? chance() % 200 * 4096 : chance() % 900000;
-        op.cookie = chance() % 16;
+        mc_op op = some_op(chance, own, i, connection, local, remote);
         size_t accepted = 0;
         mc_status status = table->submit(endpoint, &op, 1, &accepted);
         require(status == MC_OK || status == MC_AGAIN, "submitted");
