@@ -193,7 +193,6 @@ def taken_away() -> None:
         except PeerUnreachable as failure:
             error = str(failure)
         refused = not moves(lambda: owner.read(local, ours, [[0, 0, 4096]]))
-        done_without = waiting.done()
         held[:] = pattern(50)  # the refused read may have changed nothing
         link()
         until(lambda: moves(lambda: owner.write(local, ours, [[0, 2 * MIB, SIZE]])), "the target is back")
@@ -203,7 +202,7 @@ def taken_away() -> None:
         same_ours = np.array_equal(received, pattern(50))
         owner.read(place, theirs, [[0, 2 * MIB, SIZE]]).wait()
         same_theirs = np.array_equal(received, pattern(50))
-        say(taken_away=True, error=error, refused=refused, kernel_done_without=done_without,
+        say(taken_away=True, error=error, refused=refused,
             ours=bool(same_ours), theirs=bool(same_theirs))  # fmt: skip
     disconnect()
 
