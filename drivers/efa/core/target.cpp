@@ -100,6 +100,8 @@ Status Target::revoke(Region& region, const uint8_t* key, uint64_t deadline_ns) 
       continue;
     found = true;
     grant->revoked = true;
+    // Who does not wait wants new operations refused at once: the fabric does it, before peers know.
+    if (deadline_ns == 0) shared_.fabric.deregister(grant->memory);
     Message message;
     message.kind = Kind::kRevoked;
     message.grant = grant->number;
@@ -134,7 +136,9 @@ Status Target::withdraw(Region& region, uint64_t deadline_ns) {
 
 bool Target::is_returning(const Region& region) const {
   for (const auto& grant : region.grants) {
-    if (grant->revoked && grant->memory.handle != nullptr) return true;
+    for (const auto& [number, guest] : guests_) {
+      if (guest->returning.contains(grant->number)) return true;
+    }
   }
   return false;
 }
