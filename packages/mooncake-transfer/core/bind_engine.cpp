@@ -273,6 +273,9 @@ nb::dict stats(const Engine& engine) {
     row["errors"] = stats.errors;
     row["refused"] = stats.refused;
     row["faults"] = endpoint->faults.load();
+    row["notices_sent"] = endpoint->notices_sent.load();
+    row["notices_received"] = endpoint->notices_received.load();
+    row["notices_dropped"] = endpoint->notices_dropped.load();
     result[endpoint->label().c_str()] = row;
   }
   return result;

@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "bind.hpp"
-#include "channel.hpp"
 #include "engine.hpp"
 
 namespace nb = nanobind;
@@ -83,7 +82,7 @@ Priority priority_of(const std::string& name) {
   raise(Status::error(Code::kInvalid, "priority is '" + name + "'; it must be 'high', 'normal' or 'low'"));
 }
 
-std::function<Status()> notification(const Handle& self, const nb::object& given) {
+std::shared_ptr<Message> message_of(const nb::object& given) {
   nb::tuple notify;
   if (!nb::try_cast(given, notify, false) || notify.size() != 2 || !nb::isinstance<nb::str>(notify[0]) ||
       !nb::isinstance<nb::bytes>(notify[1])) {
@@ -91,15 +90,8 @@ std::function<Status()> notification(const Handle& self, const nb::object& given
                         std::string("notify is ") + nb::repr(given).c_str() +
                             "; it must be a pair: the peer's method (str) and the payload (bytes)"));
   }
-  Channel* channel = self.engine->channel();
-  std::shared_ptr<Peer> peer = self.transfer->remote->peer();
-  return [channel, peer = std::move(peer), method = nb::cast<std::string>(notify[0]),
-          payload = to_string(nb::cast<nb::bytes>(notify[1]))] {
-    Status status = channel->try_notify(peer->channel_connection(), method, payload);
-    if (!status.ok())
-      status.reason = "every byte has moved, but " + peer->label() + " was not notified: " + status.reason;
-    return status;
-  };
+  return std::make_shared<Message>(nb::cast<std::string>(notify[0]),
+                                   to_string(nb::cast<nb::bytes>(notify[1])));
 }
 
 nb::object post(nb::handle_t<Handle> object, const std::optional<std::string>& priority,
@@ -109,7 +101,7 @@ nb::object post(nb::handle_t<Handle> object, const std::optional<std::string>& p
   PostOptions options;
   if (priority) options.priority = priority_of(*priority);
   if (!deadline_s.is_none()) options.deadline_ns = deadline_after(seconds_of(deadline_s, "deadline_s"));
-  if (!notify.is_none()) options.on_moved = notification(self, notify);
+  if (!notify.is_none()) options.message = message_of(notify);
   options.stream = reinterpret_cast<void*>(stream);
   options.held = held;
   Status status;

@@ -318,6 +318,7 @@ Status Channel::send_locked(Link& link, uint8_t type, uint64_t request, const st
     return Status::error(Code::kNoMemory,
                          link.label + " does not read its answers; " + mib(link.waiting_bytes()) + " wait");
   }
+  if (type == kTypeNotify) ++link.notified;
   bool sound = link.send_frame(type, request, method, body);
   int error = errno;
   settle(link);
@@ -352,10 +353,12 @@ void Channel::settle(Link& link) {
 }
 
 void Channel::lose(const LinkPtr& link, const Status& why) {
+  if (!link->outgoing) fetch_notices();  // what it sent before it ended
   epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, link->fd, nullptr);
   std::lock_guard lock(link->mutex);
   if (link->closed) return;
   link->closed = true;
+  if (link->window) tokens_.take_back(link->id);
   link->end = closing_ ? Status::error(Code::kClosed, why.reason) : why;
   if (!link->ended.empty()) link->end.reason = link->ended;
   if (link->session && !link->shaking_hands) link->session->say_goodbye();

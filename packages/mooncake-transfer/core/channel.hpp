@@ -12,6 +12,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,6 +24,7 @@
 #include "descriptor.hpp"
 #include "forks.hpp"
 #include "link.hpp"
+#include "notices.hpp"
 #include "socket.hpp"
 #include "status.hpp"
 #include "support/tls.hpp"
@@ -84,6 +86,12 @@ class Channel {
                 uint64_t deadline_ns);
   // The same without ever waiting, from any thread: kNoMemory while more than the limit is unsent.
   Status try_notify(uint64_t connection, const std::string& method, const std::string& body);
+  // Sends a request without a body and returns. `answered` gets the reply, on the channel's thread, with
+  // locks held; never, when there is none.
+  void ask_later(uint64_t connection, const std::string& method,
+                 std::function<void(const std::string& reply)> answered);
+  // How many notifications this side has sent over the connection; false when it has ended.
+  bool notified(uint64_t connection, uint64_t* count);
   bool alive(uint64_t connection);
   void disconnect(uint64_t connection);
 
@@ -95,6 +103,16 @@ class Channel {
   bool next_event(uint64_t deadline_ns, Event* event);
   // kInvalid: the body is over the limit, and the request still waits for an answer.
   Status reply(uint64_t connection, uint64_t request, bool failed, const std::string& body);
+
+  // Notices: notifications that a driver brings. From now on peers get tokens for them. `fetch` takes in all
+  // that have come so far; empty: there are no more. It is not called once this returns with another one.
+  void expect_notices(std::function<void()> fetch);
+  bool awaits_notices() const { return tokens_.any(); }
+  // More notifications wait for the handlers than should.
+  bool backlogged();
+  // Queues what a driver brought as a notification of the connection that its token was given to; false when
+  // it is none, or was taken before.
+  bool take_notice(const char* data, size_t length);
 
  private:
   static constexpr uint64_t kListenerTag = 0;  // link ids begin at 1
@@ -119,6 +137,12 @@ class Channel {
   void add_link(const LinkPtr& link);
   LinkPtr find(uint64_t connection);
   void lose(const LinkPtr& link, const Status& why);
+  void fetch_notices();
+  bool give_token(const LinkPtr& link, const FrameHeader& header, const std::string& method);
+  // With the link's mutex held.
+  bool deliver(Link& link, const NoticeView& notice);
+  void push_notification(Link& link, Event event);
+  void take_notification(Link& link, std::string method, std::string body);
   void answered(const LinkPtr& link);
   void taken(const Event& event);
   Status secure(Link& link, const std::string& host, uint64_t deadline_ns);
@@ -170,6 +194,10 @@ class Channel {
   std::vector<uint64_t> resumed_;  // links to read from again
   Queue requests_;
   Queue events_;
+  NoticeTokens tokens_;
+  std::atomic<bool> expects_notices_{false};
+  std::mutex fetch_mutex_;  // held while it is called
+  std::function<void()> fetch_;
 
   // Of the loop's thread only.
   std::string scratch_;

@@ -320,13 +320,15 @@ bool Channel::admissible(const LinkPtr& link, const FrameHeader& header) {
 bool Channel::on_frame(const LinkPtr& link, const FrameHeader& header, std::string method, std::string body) {
   if (link->outgoing) return on_answer(link, header, std::move(body));
   if (header.type == kTypeHello) return greet(link, header, std::move(body));
+  if (header.type == kTypeRequest && give_token(link, header, method)) return true;
+  if (header.type == kTypeNotify) fetch_notices();  // those that were delivered before it was sent go first
   std::lock_guard lock(link->mutex);
   if (link->closed) return false;
-  link->queued_messages += 1;
-  link->queued_bytes += method.size() + body.size() + kEventOverhead;
   if (header.type == kTypeNotify) {
-    events_.push({Event::Kind::kNotify, link->id, 0, std::move(method), std::move(body)});
+    take_notification(*link, std::move(method), std::move(body));
   } else {
+    link->queued_messages += 1;
+    link->queued_bytes += method.size() + body.size() + kEventOverhead;
     ++link->open_requests;
     requests_.push({Event::Kind::kRequest, link->id, header.request, std::move(method), std::move(body)});
   }
@@ -344,6 +346,11 @@ bool Channel::on_answer(const LinkPtr& link, const FrameHeader& header, std::str
   auto found = link->calls.find(header.request);
   if (found == link->calls.end()) return true;  // it gave up waiting
   PendingCall& call = *found->second;
+  if (call.then) {
+    if (header.type == kTypeReply) call.then(body);
+    link->calls.erase(found);
+    return true;
+  }
   call.remote_failed = header.type == kTypeError;
   call.body = std::move(body);
   call.done = true;

@@ -64,10 +64,12 @@ void Engine::link(const std::shared_ptr<Transfer>& transfer) {
   if (t.options.deadline_ns != 0) deadlines_.emplace(t.options.deadline_ns, &t);
   t.cutting = true;
   t.live = 1;
+  reserve_notice(t);
 }
 
 Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions& options) {
   Transfer& t = *transfer;
+  if (options.message) ask_for_notices(*t.remote->peer());
   Status begun = begin(t, options);
   if (!begun.ok()) return begun;
   Batch batch;
@@ -85,6 +87,7 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
     Peer& peer = *t.remote->peer();
     if (t.cursor.exhausted(t.plan)) {
       drop_rest(t);
+      drop_notice(t);
       if (take_ended(t)) ended.push_back(transfer);
     } else {
       Cut cut = peer.queue.empty() ? cut_into(t, batch) : Cut::kTurnOver;
@@ -108,7 +111,7 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
   if (t.state() != Transfer::State::kRunning) return {};
   // Small things are left to whoever waits for them; the rest must not depend on anybody's waiting.
   bool unattended =
-      whole && t.plan.bytes() <= kSpinBytes && !options.on_moved && !options.held && options.deadline_ns == 0;
+      whole && t.plan.bytes() <= kSpinBytes && !options.message && !options.held && options.deadline_ns == 0;
   if (options.deadline_ns != 0) kick();
   if (!unattended) {
     attend();
@@ -275,6 +278,7 @@ Engine::Cut Engine::cut_into(Transfer& t, Batch& batch) {
                                    "no driver does the " + t.label() + (said.empty() ? "" : ": " + said)));
       t.cancelled = true;
       drop_rest(t);
+      drop_notice(t);
       return Cut::kFailed;
     }
     const Rail& way = *peer.rails()[rail];
@@ -290,6 +294,7 @@ Engine::Cut Engine::cut_into(Transfer& t, Batch& batch) {
     slice.op.local_offset = block.local_offset;
     slice.op.remote_offset = block.remote_offset;
     slice.op.length = block.length;
+    if (t.options.message) ++t.options.message->owed;
     place(slice, rail, batch);
   }
   drop_rest(t);
@@ -338,6 +343,7 @@ Engine::Cut Engine::retry_into(Peer& peer, Batch& batch, std::vector<std::shared
             Status::error(Code::kNoRoute, "no driver does the " + t.label() + ": " + t.attempts()));
         t.cancelled = true;
         drop_rest(t);
+        drop_notice(t);
       }
       free_slice(slice);
       --t.live;
@@ -472,6 +478,7 @@ void Engine::free_slice(Slice& slice) {
   Transfer& t = *slice.transfer;
   (slice.previous != nullptr ? slice.previous->next : t.slices) = slice.next;
   if (slice.next != nullptr) slice.next->previous = slice.previous;
+  if (slice.notice) t.options.message->transfer = nullptr;
   slices_.give_back(slice);
 }
 
@@ -488,8 +495,10 @@ bool Engine::place(Slice& slice, size_t rail, Batch& batch) {
     way.failed(slice.submitted_ns, status.reason, policy_);
     if (status.code == Code::kUnsupported) t.remote->rule_out(rail);
     peer.queue.retries.push_back(&slice);
+    drop_notice(t);
     return false;
   }
+  if (t.options.message) follow(slice, batch);
   slice.op.local = t.local->handles[way.endpoint];
   slice.queued = way.begin(slice.op.length);
   slice.with_driver = true;
@@ -508,6 +517,7 @@ void Engine::submit(Batch& batch) {
     size_t accepted = 0;
     Status status = endpoint.submit(batch.ops + begin, batch.count - begin, &accepted, batch.stream);
     begin += accepted;
+    note_accepted(batch, begin - accepted, begin);
     if (begin == batch.count) break;
     if (!status.ok()) {
       // The driver refuses this operation, not those behind it.
@@ -538,6 +548,7 @@ void Engine::submit(Batch& batch) {
     next_retry_ns_ = std::min(next_retry_ns_.load(), now_ns() + kStallNs);
     break;
   }
+  send_notices(batch);
   if (batch.cancels == cancels_) return;
   // A cancel() meanwhile may have asked the driver before it had the operations.
   std::lock_guard lock(mutex_);
@@ -562,6 +573,15 @@ void Engine::on_completions(size_t endpoint, const mc_completion* completions, s
     }
     Slice& slice = *named;
     Transfer& t = *slice.transfer;
+    if (slice.notice) {
+      notice_ended(slice, completion);
+      ended[n++] = &slice;
+      if (n == kBatch) {
+        settle(ended, n, now);
+        n = 0;
+      }
+      continue;
+    }
     Rail& way = *t.remote->peer()->rails()[slice.rail];
     way.end(slice.op.length);
     if (completion.status == MC_OK && completion.bytes == slice.op.length) {
@@ -609,6 +629,7 @@ void Engine::settle(Slice* const* slices, size_t count, uint64_t now) {
 
 bool Engine::on_failure(Slice& slice, Status status) {
   Transfer& t = *slice.transfer;
+  break_notice(t);
   Peer& peer = *t.remote->peer();
   Rail& way = *peer.rails()[slice.rail];
   if (t.opcode == MC_WRITE) peer.late()->note(peer, slice.rail, status.code != Code::kCancelled);
@@ -712,13 +733,7 @@ void Engine::release(Transfer& t, const Status& status) {
 void Engine::finish(Transfer& t, uint64_t now) {
   t.finishing = true;
   t.local->leave();
-  if (t.options.on_moved) {
-    if (t.ok()) {
-      Status told = t.options.on_moved();
-      if (!told.ok()) t.note_failure(told);
-    }
-    t.options.on_moved = nullptr;
-  }
+  if (Status told = tell(t); !told.ok()) t.note_failure(told);
   std::shared_ptr<Transfer> keep = std::move(t.self);
   t.complete(now);
 }
@@ -736,6 +751,7 @@ void Engine::cancel(Transfer& t, const Status& why) {
     cancels_.fetch_add(1);
     bool dropped = t.cutting;
     drop_rest(t);
+    dropped |= drop_notice(t);
     cancel_slices(t);
     Peer& peer = *t.remote->peer();
     // What waits of it is dropped there.
@@ -762,7 +778,7 @@ std::string Engine::explain(Transfer& t) {
   size_t queued = t.cutting;
   for (Slice* slice = t.slices; slice != nullptr; slice = slice->next) {
     if (slice->with_driver) rails |= bit(slice->rail);
-    queued += !slice->with_driver;
+    queued += !slice->with_driver && !slice->notice;
   }
   const auto& ways = t.remote->peer()->rails();
   const char* before = ", the rest waits for answers over ";

@@ -57,6 +57,9 @@ std::string broken_promise(const mc_caps& caps) {
     return "an alignment of " + std::to_string(caps.alignment) + ", which is no power of two";
   if (caps.max_op_bytes != 0 && caps.max_op_bytes < caps.alignment)
     return "operations of at most " + std::to_string(caps.max_op_bytes) + " bytes, less than its alignment";
+  if (caps.notice_bytes > MC_NOTICE_MAX)
+    return "notices of " + std::to_string(caps.notice_bytes) + " bytes, more than " +
+           std::to_string(MC_NOTICE_MAX);
   if (caps.memory_kinds == 0) return "no kind of memory that it takes";
   return {};
 }
@@ -157,6 +160,7 @@ Status Endpoint::open(const Options& options) {
   Status known = status_of(table_->caps(handle_, &caps_));
   if (std::string broken = known.ok() ? broken_promise(caps_) : ""; !broken.empty())
     known = fault("announces " + broken);
+  has_notices_ = caps_.notice_bytes != 0 && has(&mc_driver_v1::notify) && has(&mc_driver_v1::poll_notices);
   if (!known.ok()) close();
   return known;
 }
@@ -305,6 +309,44 @@ size_t Endpoint::poll(bool wait_for_turn, const OnCompletions& on_completions) {
     total += count;
   }
   return total;
+}
+
+bool Endpoint::notify(mc_handle connection, const std::string& bytes, uint64_t cookie,
+                      const std::atomic<bool>& broken) {
+  // Who polls has the turn until all that was polled is dealt with.
+  std::lock_guard turn(turn_);
+  std::shared_lock life(life_);
+  if (handle_ == 0 || broken) return false;
+  ++outstanding;
+  if (table_->notify(handle_, connection, bytes.data(), bytes.size(), cookie) == MC_OK) return true;
+  --outstanding;
+  return false;
+}
+
+void Endpoint::poll_notices(const std::function<void(const char*, size_t)>& on_notice) {
+  constexpr size_t kCapacity = 32;
+  constexpr int kRounds = 1024;  // a driver that always has more is not waited for
+  if (notices_.empty()) notices_.resize(kCapacity);
+  for (int round = 0; round < kRounds; ++round) {
+    size_t count = 0;
+    {
+      std::shared_lock life(life_);
+      if (handle_ == 0 || table_->poll_notices(handle_, notices_.data(), kCapacity, &count) != MC_OK) return;
+    }
+    if (count > kCapacity) {
+      ++faults;
+      count = kCapacity;
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const mc_notice& notice = notices_[i];
+      if (notice.length == 0 || notice.length > MC_NOTICE_MAX) {
+        ++faults;
+      } else {
+        on_notice(reinterpret_cast<const char*>(notice.data), notice.length);
+      }
+    }
+    if (count < kCapacity) return;
+  }
 }
 
 bool Endpoint::arm() {

@@ -75,9 +75,19 @@ class Endpoint {
   // True when the descriptor will become readable; false when completions are waiting already.
   bool arm();
   int event_fd();
+  // Whether it brings messages behind writes.
+  bool has_notices() const { return has_notices_; }
+  // False when its queue is full, when it refuses, or when `broken`: completions polled until now have set
+  // it.
+  bool notify(mc_handle connection, const std::string& bytes, uint64_t cookie,
+              const std::atomic<bool>& broken);
+  // Hands out those of peers, one after another. One thread at a time.
+  void poll_notices(const std::function<void(const char*, size_t)>& on_notice);
 
   std::atomic<uint64_t> outstanding{0};  // operations accepted and not yet completed
   std::atomic<uint64_t> faults{0};       // how often the driver did what its contract forbids
+  std::atomic<uint64_t> notices_sent{0}, notices_received{0};
+  std::atomic<uint64_t> notices_dropped{0};  // of those that came: of nobody we know, or come again
 
  private:
   Status status_of(mc_status status) const;
@@ -100,9 +110,11 @@ class Endpoint {
   mc_handle handle_ = 0;
   const pid_t owner_ = getpid();
   mc_caps caps_{};
+  bool has_notices_ = false;
   std::shared_mutex life_;  // shared by calls, exclusive for close
   std::mutex turn_;         // held by the thread that polls
   std::vector<mc_completion> polled_;
+  std::vector<mc_notice> notices_;
 };
 
 template <typename Member>

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "channel.hpp"
+
 namespace mooncake {
 
 namespace {
@@ -75,6 +77,13 @@ Status Engine::start() {
     if (status.ok()) status = watch(epoll_fd_, fd);
     if (status.ok()) status = watch(leader_epoll_fd_, fd);
   }
+  for (auto& endpoint : *endpoints_) has_notices_ |= channel_ != nullptr && endpoint->has_notices();
+  if (status.ok() && has_notices_) {
+    channel_->expect_notices([this] {
+      fetch_notices(true);
+      if (asleep_) kick();  // it listens from the first token on
+    });
+  }
   if (status.ok()) progress_ = std::thread([this] { run(); });
   return status;
 }
@@ -93,6 +102,7 @@ void Engine::close() {
       closing_ = true;
     }
     kick();
+    if (has_notices_) channel_->expect_notices(nullptr);
     if (progress_.joinable()) progress_.join();
     for (auto& endpoint : *endpoints_) endpoint->close();
     // From here no driver touches memory any more, so transfers may end.

@@ -115,6 +115,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     uint64_t cancels = 0;                          // as of before its slices were placed
     std::vector<std::shared_ptr<Transfer>> stale;  // let go of without the mutex: with them goes the peer
     uint64_t now_ns = mooncake::now_ns();          // read once: a clock takes as long as a small slice
+    std::vector<std::pair<size_t, std::shared_ptr<Message>>> carried;  // slices that a message waits for
     size_t count = 0;
     mc_op ops[kBatch];
     Slice* slices[kBatch];
@@ -165,6 +166,29 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void look_again_at(uint64_t ns);                                                // (m)
   void bring_back_fenced(Peer& peer, Batch& batch);                               // (m)
 
+  // notices_out.cpp
+  void ask_for_notices(const Peer& peer);
+  void reserve_notice(Transfer& transfer);        // (m)
+  void follow(const Slice& slice, Batch& batch);  // (m)
+  bool drop_notice(Transfer& transfer);           // (m)
+  void break_notice(Transfer& transfer);
+  void note_accepted(Batch& batch, size_t begin, size_t end);
+  void send_notices(Batch& batch);
+  void send_notice(Message& message);
+  void notice_ended(const Slice& slice, const mc_completion& completion);
+  Status tell(Transfer& transfer);
+
+  // notices_in.cpp
+  struct Fetched {
+    size_t endpoint;
+    uint64_t sequence;
+    std::string bytes;
+  };
+  bool listening() const;
+  size_t fetch_notices(bool wait_for_turn);
+  void deliver_fetched();
+  void make_room_for_notices();
+
   // progress.cpp
   void run();
   size_t poll(bool wait_for_turn);
@@ -198,6 +222,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<uint64_t> next_retry_ns_{~uint64_t{0}};
   std::atomic<bool> closing_{false};
   std::once_flag closed_;
+
+  bool has_notices_ = false;  // some endpoint; constant once it has started
+  std::mutex fetching_;
+  std::vector<Fetched> fetched_;  // in the last round
 
   // Who polls: at most one waiting thread leads; the progress thread does when none does.
   std::atomic<bool> led_{false};

@@ -55,6 +55,7 @@ void Engine::give_up_behind_fence(Transfer& t) {
   t.cancelled = true;
   cancels_.fetch_add(1);
   drop_rest(t);
+  drop_notice(t);
   cancel_slices(t);
 }
 

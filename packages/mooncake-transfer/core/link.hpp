@@ -3,13 +3,16 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "descriptor.hpp"
+#include "notices.hpp"
 #include "status.hpp"
 #include "support/tls.hpp"
 
@@ -47,6 +50,7 @@ struct PendingCall {
   bool remote_failed = false;
   Status status;
   std::string body;
+  std::function<void(const std::string& reply)> then;  // instead of a thread that waits
 };
 
 struct Link {
@@ -91,6 +95,12 @@ struct Link {
   size_t sent = 0;  // of `unsent`
   size_t queued_messages = 0, queued_bytes = 0;
   std::map<uint64_t, std::shared_ptr<PendingCall>> calls;
+  uint64_t notified = 0;  // notifications that went over it, in or out
+  // Of an incoming connection that may send notices: its token, what came, and what came too early: by how
+  // many notifications go before it, method and body.
+  std::string token;
+  std::unique_ptr<NoticeWindow> window;
+  std::multimap<uint64_t, std::pair<std::string, std::string>> early;
   bool closed = false;
   Status end;         // once closed
   std::string ended;  // why this side ended it; empty when it did not

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "late_writes.hpp"
+#include "notices.hpp"
 #include "rail.hpp"
 #include "region.hpp"
 #include "schedule.hpp"
@@ -39,6 +40,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Status connection(size_t rail, mc_handle* connection);
 
   PeerQueue queue;  // guarded by the engine's mutex
+  const std::shared_ptr<NoticeTicket> ticket = std::make_shared<NoticeTicket>();
 
  private:
   std::shared_ptr<Endpoints> endpoints_;

@@ -46,6 +46,7 @@ size_t Engine::poll(bool wait_for_turn) {
       on_completions(e, completions, count);
     });
   }
+  if (listening()) total += fetch_notices(false);
   return total;
 }
 
@@ -60,6 +61,7 @@ void Engine::progress() {
 bool Engine::arm_all() {
   bool armed = true;
   for (auto& endpoint : *endpoints_) armed &= endpoint->arm();
+  if (!armed) make_room_for_notices();
   return armed;
 }
 
@@ -99,7 +101,7 @@ bool Engine::wait(Transfer& t, uint64_t deadline_ns) {
     lead(t, deadline_ns);
     led_ = false;
     // What others wait for must not depend on this thread.
-    if (outstanding() || queued_ != 0) {
+    if (outstanding() || queued_ != 0 || listening()) {
       attended_ = true;
       kick();
     }
@@ -155,20 +157,22 @@ void Engine::run() {
       last_completion = now;
       continue;
     }
-    if (!outstanding()) {
-      attended_ = false;
+    // Where peers send notices, the drivers are listened to all the time.
+    bool idle = !outstanding();
+    if (idle) attended_ = false;
+    if (idle && !listening()) {
       if (now - last_completion < kRestlessNs) {
         sleep_until(wake_fd_, std::min(timer, now + kNapNs));
         continue;
       }
       asleep_ = true;
       // post() looks at `asleep_` after its operations are counted as outstanding: one sees the other.
-      if (!outstanding() && queued_ == 0 && !attended_ && !closing_)
+      if (!outstanding() && queued_ == 0 && !attended_ && !closing_ && !listening())
         sleep_until(wake_fd_, std::min(timer, now + kIdleNs));
       asleep_ = false;
       continue;
     }
-    if (!attended_) {
+    if (!idle && !attended_) {
       sleep_until(wake_fd_, std::min(timer, now + kNapNs));
       // Nobody took it in the meantime, so nobody waits in wait().
       if (outstanding()) attended_ = true;
@@ -176,7 +180,8 @@ void Engine::run() {
     }
     if (!arm_all()) continue;
     for (auto& endpoint : *endpoints_) {
-      if (endpoint->outstanding != 0 && endpoint->event_fd() < 0) timer = std::min(timer, now + kTimedPollNs);
+      bool busy = endpoint->outstanding != 0 || (endpoint->has_notices() && listening());
+      if (busy && endpoint->event_fd() < 0) timer = std::min(timer, now + kTimedPollNs);
     }
     if (queued_ == 0) sleep_until(epoll_fd_, std::min(timer, now + kIdleNs));
   }

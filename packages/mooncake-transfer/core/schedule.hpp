@@ -28,6 +28,7 @@ struct Slice {
   uint64_t submitted_ns = 0;
   uint64_t not_before_ns = 0;
   bool with_driver = false;
+  bool notice = false;  // no part, but the message behind all of them
   // Of the slice table: its place there, the cookie that a driver may complete now (0: none), and which
   // driver.
   uint32_t index = 0;

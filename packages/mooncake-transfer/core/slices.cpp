@@ -29,6 +29,7 @@ Slice& SliceTable::take() {
   slice.attempts = 0;
   slice.tried = 0;
   slice.not_before_ns = 0;
+  slice.notice = false;
   return slice;
 }
 

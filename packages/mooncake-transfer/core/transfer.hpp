@@ -3,12 +3,12 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "notices.hpp"
 #include "peer.hpp"
 #include "plan.hpp"
 
@@ -18,8 +18,9 @@ struct PostOptions {
   Priority priority = Priority::kNormal;
   uint64_t deadline_ns = 0;  // 0: none; then the run is ended with kTimeout
   void* stream = nullptr;    // device stream to follow
-  // Called once every byte is at its place, before the transfer counts as done; a failure becomes its result.
-  std::function<Status()> on_moved;
+  // For the peer, told once every byte is at its place and before the transfer counts as done; when that
+  // fails, so does the transfer. A new one for each run.
+  std::shared_ptr<Message> message;
   bool held = false;  // not done until release(): someone checks what was moved
 };
 

@@ -42,6 +42,14 @@ void set_field(Behaviour& behaviour, const std::string& field, double value) {
     behaviour.corrupt_rate = value;
   } else if (field == "corrupt_next") {
     behaviour.corrupt_next = count();
+  } else if (field == "notice_delay_s") {
+    behaviour.notice_delay_s = value;
+  } else if (field == "lose_notices") {
+    behaviour.lose_notices = count();
+  } else if (field == "fail_notices") {
+    behaviour.fail_notices = count();
+  } else if (field == "doubtful_notices") {
+    behaviour.doubtful_notices = count();
   } else if (field == "reorder") {
     behaviour.reorder = value != 0;
   } else if (field == "record") {
@@ -67,6 +75,7 @@ nb::dict counters_of(Handle& handle, const std::string& name) {
   out["lost"] = now.lost;
   out["corrupted"] = now.corrupted;
   out["refused"] = now.refused;
+  out["notices"] = now.notices;
   out["in_flight"] = now.in_flight;
   out["in_flight_bytes"] = now.in_flight_bytes;
   out["in_flight_max"] = now.in_flight_max;
@@ -140,6 +149,12 @@ NB_MODULE(_fake, m) {
             handle.fabric->set_link(one, other, up);
           },
           nb::arg("one"), nb::arg("other"), nb::arg("up"), nogil())
+      .def(
+          "inject_notice",
+          [](Handle& handle, const std::string& name, const nb::bytes& bytes) {
+            handle.fabric->inject_notice(name, {bytes.c_str(), bytes.size()});
+          },
+          nb::arg("device"), nb::arg("data"), "Deliver it to the device as if a peer had sent it.")
       .def("counters", counters_of, nb::arg("device"),
            nb::sig("def counters(self, device: str) -> dict[str, int]"))
       .def("served", served_by, nb::arg("device"),

@@ -1,4 +1,4 @@
-// Finished operations of one fake device on their way to its engine.
+// Finished operations of one fake device, and notices of its peers, on their way to its engine.
 #pragma once
 
 #include <sys/eventfd.h>
@@ -9,6 +9,7 @@
 #include <deque>
 #include <mutex>
 #include <stdexcept>
+#include <string>
 
 #include "memory.hpp"
 
@@ -34,6 +35,35 @@ class Completions {
     armed_ = false;
   }
 
+  // False when there is no room.
+  bool push_notice(const std::string& bytes, bool last, size_t room) {
+    std::lock_guard lock(mutex_);
+    if (notices_.size() >= room) return false;
+    last ? notices_.push_back(bytes) : notices_.push_front(bytes);
+    if (armed_) eventfd_write(event_fd_, 1);
+    armed_ = false;
+    return true;
+  }
+
+  size_t poll_notices(mc_notice* out, size_t capacity) {
+    std::lock_guard lock(mutex_);
+    size_t count = std::min(capacity, notices_.size());
+    for (size_t i = 0; i < count; ++i) {
+      out[i].length = static_cast<uint32_t>(notices_.front().size());
+      out[i].reserved = 0;
+      notices_.front().copy(reinterpret_cast<char*>(out[i].data), MC_NOTICE_MAX);
+      notices_.pop_front();
+    }
+    return count;
+  }
+
+  // Whether one of this cookie has not been fetched yet.
+  bool waits(uint64_t cookie) {
+    std::lock_guard lock(mutex_);
+    return std::any_of(finished_.begin(), finished_.end(),
+                       [&](const mc_completion& completion) { return completion.cookie == cookie; });
+  }
+
   size_t poll(mc_completion* out, size_t capacity) {
     std::lock_guard lock(mutex_);
     size_t count = std::min(capacity, finished_.size());
@@ -45,7 +75,7 @@ class Completions {
   // Readable from the next completion on, when it returns true. False: some are waiting already.
   bool arm() {
     std::lock_guard lock(mutex_);
-    if (!finished_.empty()) return false;
+    if (!finished_.empty() || !notices_.empty()) return false;
     eventfd_t ignored;
     eventfd_read(event_fd_, &ignored);
     armed_ = true;
@@ -58,6 +88,7 @@ class Completions {
   int event_fd_;
   std::mutex mutex_;
   std::deque<mc_completion> finished_;
+  std::deque<std::string> notices_;
   bool armed_ = false;
 };
 

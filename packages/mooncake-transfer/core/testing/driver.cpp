@@ -103,6 +103,10 @@ Result set_option(Settings& settings, uint64_t& fabric, const mc_option& option)
     settings.caps.in_flight_ops = number;
   } else if (name == "queue_ops") {
     settings.queue_ops = number;
+  } else if (name == "notice_bytes") {
+    settings.caps.notice_bytes = number;
+  } else if (name == "notice_room") {
+    settings.notice_room = number;
   } else if (name == "cuda_is_host") {
     settings.cuda_is_host = number != 0;
   } else if (name == "connect_ms") {
@@ -278,6 +282,19 @@ mc_status cancel(mc_handle handle, uint64_t cookie) {
   });
 }
 
+mc_status notify(mc_handle handle, mc_handle connection, const void* data, size_t length, uint64_t cookie) {
+  return with_endpoint(handle, [&](Endpoint& endpoint, Fabric& fabric) {
+    return fabric.notify(endpoint, connection, {static_cast<const char*>(data), length}, cookie);
+  });
+}
+
+mc_status poll_notices(mc_handle handle, mc_notice* notices, size_t capacity, size_t* count) {
+  return with_endpoint(handle, [&](Endpoint& endpoint, Fabric&) -> Result {
+    *count = endpoint.completions.poll_notices(notices, capacity);
+    return {};
+  });
+}
+
 mc_status grant(mc_handle handle, mc_handle registered, const uint8_t* key, uint32_t access, void*,
                 size_t* length) {
   return with_endpoint(handle, [&](Endpoint& endpoint, Fabric& fabric) {
@@ -329,8 +346,8 @@ const mc_driver_v1* driver_table(const std::string& name) {
         .submit_on_stream = submit_on_stream,
         .late_writes = nullptr,  // an operation that ended moves nothing
         .fence = nullptr,
-        .notify = nullptr,
-        .poll_notices = nullptr,
+        .notify = notify,
+        .poll_notices = poll_notices,
     };
   }
   return &entry->second;

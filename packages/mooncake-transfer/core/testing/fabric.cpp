@@ -219,12 +219,13 @@ void Fabric::close(Endpoint& endpoint) {
   endpoint.device->waiting.clear();
   endpoint.device->endpoint = nullptr;
   std::erase_if(held_, [](const auto& operation) { return operation->ended; });
+  std::erase_if(notices_, [](const auto& operation) { return operation->ended; });
 }
 
 Result Fabric::connect(Endpoint& endpoint, uint64_t peer, const std::string& device, mc_handle* out) {
   std::lock_guard lock(mutex_);
   *out = new_number();
-  endpoint.connections[*out] = {peer, device};
+  endpoint.connections[*out] = {peer, device, {}};
   return {};
 }
 

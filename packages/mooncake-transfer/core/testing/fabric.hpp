@@ -34,6 +34,10 @@ struct Behaviour {
   uint64_t fail_next = 0;
   uint64_t lose_next = 0;
   uint64_t corrupt_next = 0;
+  double notice_delay_s = 0;      // beside the time that an operation takes
+  uint64_t lose_notices = 0;      // the next ones never complete
+  uint64_t fail_notices = 0;      // the next ones end with an error and are not delivered
+  uint64_t doubtful_notices = 0;  // the next ones end with an error and are delivered
   bool alive = true;
   bool frozen = false;   // takes operations and finishes none
   bool holding = false;  // peers that come to its memory stay in it
@@ -54,6 +58,7 @@ struct Counters {
   uint64_t lost = 0;
   uint64_t corrupted = 0;
   uint64_t refused = 0;  // operations of peers on memory of this device
+  uint64_t notices = 0;  // delivered to peers
   uint64_t in_flight = 0;
   uint64_t in_flight_bytes = 0;
   uint64_t in_flight_max = 0;
@@ -89,7 +94,8 @@ struct Device {
 struct Settings {
   std::string device;
   mc_caps caps{};
-  uint64_t queue_ops = 0;  // submit says MC_AGAIN beyond; 0: no limit
+  uint64_t queue_ops = 0;      // submit says MC_AGAIN beyond; 0: no limit
+  uint64_t notice_room = 256;  // notices of peers that wait to be fetched
   bool cuda_is_host = false;
   uint64_t connect_ms = 0;   // what connect() takes
   bool has_event_fd = true;  // false: it must be polled on a timer
@@ -98,6 +104,7 @@ struct Settings {
 struct Connection {
   uint64_t peer_endpoint;  // number of the endpoint, never used again
   std::string peer_device;
+  std::vector<uint64_t> failed;  // cookies of writes whose ends may not have been fetched
 };
 
 struct Remote {
@@ -117,6 +124,9 @@ struct Operation {
   size_t key = 0;
   bool running = false;  // its bytes are being moved now
   bool ended = false;
+  bool failed = false;
+  std::string notice;                              // of a notice; empty: it moves bytes
+  std::vector<std::shared_ptr<Operation>> behind;  // writes that come before the notice
 };
 
 class Fabric;
@@ -177,6 +187,9 @@ class Fabric : public std::enable_shared_from_this<Fabric> {
   Result import_key(Endpoint& endpoint, const Remote& remote, mc_handle* out);
   void release_key(Endpoint& endpoint, mc_handle remote);
   Result submit(Endpoint& endpoint, uint64_t stream, const mc_op* ops, size_t count, size_t* accepted);
+  Result notify(Endpoint& endpoint, mc_handle connection, std::string bytes, uint64_t cookie);
+  // As if some peer had sent it.
+  void inject_notice(const std::string& device, const std::string& bytes);
   void cancel(Endpoint& endpoint, uint64_t cookie);
   mc_stats stats(Endpoint& endpoint);
 
@@ -207,6 +220,10 @@ class Fabric : public std::enable_shared_from_this<Fabric> {
   void leave(Operation& operation);
   void release_held();
   void release_inside(const std::string& name);
+  void count_start(Endpoint& endpoint, uint64_t bytes);
+  void deliver_notice(const std::shared_ptr<Operation>& operation, Endpoint& target);
+  bool overtakes(const Operation& notice) const;
+  void release_waiting_notices();
 
   const bool manual_;
   const int owner_;
@@ -222,6 +239,7 @@ class Fabric : public std::enable_shared_from_this<Fabric> {
   std::map<std::pair<uint64_t, uint64_t>, Event> events_;  // by due time, then in order of making
   std::vector<std::shared_ptr<Operation>> inside_;         // in the memory of a device that holds them
   std::vector<std::shared_ptr<Operation>> held_;           // due, but one of the two devices is frozen
+  std::vector<std::shared_ptr<Operation>> notices_;        // due, but a write before them is under way
   std::thread thread_;
 };
 

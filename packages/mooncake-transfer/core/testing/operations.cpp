@@ -80,13 +80,17 @@ Result Fabric::start(Endpoint& endpoint, uint64_t stream, const mc_op& op) {
       Operation{op, &endpoint, connection->second, remote->second, local->second, stream});
   endpoint.operations.emplace(op.cookie, operation);
   endpoint.device->waiting.push_back(std::move(operation));
+  count_start(endpoint, op.length);
+  return {};
+}
+
+void Fabric::count_start(Endpoint& endpoint, uint64_t bytes) {
   Counters& counters = endpoint.device->counters;
   ++counters.operations;
   ++counters.in_flight;
-  counters.in_flight_bytes += op.length;
+  counters.in_flight_bytes += bytes;
   counters.in_flight_max = std::max(counters.in_flight_max, counters.in_flight);
   counters.in_flight_bytes_max = std::max(counters.in_flight_bytes_max, counters.in_flight_bytes);
-  return {};
 }
 
 // ---- served
@@ -106,7 +110,7 @@ void Fabric::serve(Device& device) {
 void Fabric::serve_one(Device& device, const std::shared_ptr<Operation>& operation) {
   const Behaviour& near = device.behaviour;
   const Behaviour& far = this->device(operation->connection.peer_device).behaviour;
-  if (near.record) {
+  if (near.record && operation->notice.empty()) {
     const mc_op& op = operation->op;
     if (device.served.size() == kServedKept) device.served.pop_front();
     device.served.push_back({operation->connection.peer_device, op.opcode, operation->remote.region_id,
@@ -120,6 +124,7 @@ void Fabric::serve_one(Device& device, const std::shared_ptr<Operation>& operati
     at(free_at, {nullptr, &device});
   }
   double delay_s = near.latency_s + far.latency_s;
+  if (!operation->notice.empty()) delay_s += near.notice_delay_s;
   double jitter_s = near.jitter_s + far.jitter_s;
   if (jitter_s != 0) delay_s += std::uniform_real_distribution(0.0, jitter_s)(random_);
   at(free_at + nanoseconds(delay_s), {operation, nullptr});
@@ -159,6 +164,7 @@ void Fabric::deliver(Lock& lock, const std::shared_ptr<Operation>& operation) {
     return end(operation, 0,
                {MC_UNREACHABLE, "the link between " + near.name + " and " + peer_name + " is down"});
   }
+  if (!operation->notice.empty()) return deliver_notice(operation, *peer);
   if (draw(near.behaviour.lose_next, near.behaviour.loss)) {
     ++near.counters.lost;  // it stays among the endpoint's operations until somebody ends it
     return;
@@ -229,16 +235,22 @@ void Fabric::leave(Operation& operation) {
 
 void Fabric::end(const std::shared_ptr<Operation>& operation, uint64_t bytes, const Result& result) {
   operation->ended = true;
+  operation->failed = !result.ok();
+  operation->behind.clear();
   Endpoint& endpoint = *operation->from;
   Counters& counters = endpoint.device->counters;
   --counters.in_flight;
   counters.in_flight_bytes -= operation->op.length;
   ++(result.ok() ? counters.completed : counters.errors);
   (operation->op.opcode == MC_READ ? counters.bytes_read : counters.bytes_written) += bytes;
+  auto connection = endpoint.connections.find(operation->op.connection);
+  if (operation->failed && operation->notice.empty() && connection != endpoint.connections.end())
+    connection->second.failed.push_back(operation->op.cookie);
   endpoint.completions.push(operation->op.cookie, bytes, result);
   auto [first, last] = endpoint.operations.equal_range(operation->op.cookie);
   endpoint.operations.erase(
       std::find_if(first, last, [&](const auto& entry) { return entry.second == operation; }));
+  if (!notices_.empty()) release_waiting_notices();
 }
 
 void Fabric::end_matching(const std::function<bool(const Operation&)>& matches, const Result& result) {

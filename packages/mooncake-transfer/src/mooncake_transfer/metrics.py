@@ -53,6 +53,9 @@ DRIVER_COUNTERS = (
     ("ops", "Operations completed for this engine"),
     ("errors", "Operations that failed"),
     ("refused", "Requests of peers that were refused"),
+    ("notices_sent", "Notifications that went behind the bytes of a write"),
+    ("notices_received", "Notifications of peers that came so"),
+    ("notices_dropped", "Notices that came twice, or of nobody known here"),
 )
 JOIN_S = 5.0
 

@@ -36,6 +36,9 @@ class Fabric:
 
     def set_link(self, one: str, other: str, up: bool) -> None: ...
 
+    def inject_notice(self, device: str, data: bytes) -> None:
+        """Deliver it to the device as if a peer had sent it."""
+
     def counters(self, device: str) -> dict[str, int]: ...
 
     def served(self, device: str) -> list[tuple[str, str, int, int, int, int, int]]:

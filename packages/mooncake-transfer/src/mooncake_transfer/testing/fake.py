@@ -62,6 +62,8 @@ class FakeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         in_flight_ops: how many operations it asks for; 0: the engine's default.
         queue_ops: it takes no more operations than this at once; 0: any number.
         same_host_only: it says that it reaches this host only.
+        notice_bytes: its longest notice, at most 512; 0: it has none.
+        notice_room: how many notices of peers wait to be fetched; beyond, senders wait.
     """
 
     host: str = "host"
@@ -80,6 +82,8 @@ class FakeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     in_flight_ops: int = 0
     queue_ops: int = 0
     same_host_only: bool = False
+    notice_bytes: int = 0
+    notice_room: int = 256
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -121,6 +125,7 @@ class FakeCounters(msgspec.Struct, frozen=True, kw_only=True):
         lost: operations that will not complete by themselves.
         corrupted: operations that spoilt a byte.
         refused: operations of peers on memory of this device.
+        notices: delivered to peers.
         in_flight: operations now.
         in_flight_bytes: bytes of those.
         in_flight_max: most operations at any one time.
@@ -139,6 +144,7 @@ class FakeCounters(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     corrupted: int
     refused: int
+    notices: int
     in_flight: int
     in_flight_bytes: int
     in_flight_max: int
@@ -183,8 +189,22 @@ class FakeDevice:
         """Flip a bit in what operations of this side move: in the ``next`` ones, and in a share of all."""
         self._set(corrupt_next=next, corrupt_rate=rate)
 
+    def spoil_notices(
+        self, *, delay_s: float | None = None, lose: int = 0, fail: int = 0, doubtful: int = 0
+    ) -> None:
+        """Let notices of this side come later than operations, by ``delay_s``, and the next ones go wrong.
+
+        ``lose`` of them are delivered and never complete, ``fail`` end with an error and are not delivered,
+        ``doubtful`` end with an error and are.
+        """
+        self._set(notice_delay_s=delay_s, lose_notices=lose, fail_notices=fail, doubtful_notices=doubtful)
+
+    def inject_notice(self, data: bytes) -> None:
+        """Have a notice come to this side that no peer has sent."""
+        self._fabric.inject_notice(self.name, data)
+
     def reorder(self, on: bool = True) -> None:
-        """Serve waiting operations in no order."""
+        """Serve waiting operations in no order, and give out notices of peers in none."""
         self._set(reorder=on)
 
     def die(self) -> None:
@@ -335,5 +355,7 @@ class FakeFabric:
             "cuda_is_host": int(options.cuda_is_host),
             "connect_ms": options.connect_ms,
             "has_event_fd": int(options.has_event_fd),
+            "notice_bytes": options.notice_bytes,
+            "notice_room": options.notice_room,
         }
         return {"device": device, **{name: str(number) for name, number in numbers.items()}}
