@@ -90,7 +90,8 @@ class Channel {
   // locks held; never, when there is none.
   void ask_later(uint64_t connection, const std::string& method,
                  std::function<void(const std::string& reply)> answered);
-  // How many notifications this side has sent over the connection; false when it has ended.
+  // How many notifications this side has sent over the connection; false when it has ended, or when some wait
+  // to be sent.
   bool notified(uint64_t connection, uint64_t* count);
   bool alive(uint64_t connection);
   void disconnect(uint64_t connection);

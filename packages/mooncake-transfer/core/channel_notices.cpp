@@ -1,5 +1,7 @@
 // What the channel does for messages that come by a driver: it says whose they are, delivers each once, and
 // keeps them in order with what comes over its own connections.
+#include <sys/socket.h>
+
 #include <utility>
 
 #include "channel.hpp"
@@ -9,7 +11,7 @@ namespace mooncake {
 namespace {
 
 constexpr size_t kMostEvents = 8192;  // that nobody has taken yet, at which no more are fetched
-constexpr size_t kMostEarly = 4096;   // notices of one peer that wait for messages before them
+constexpr size_t kMostEarly = 65536;  // notices of one peer that wait for messages before them
 
 }  // namespace
 
@@ -34,7 +36,7 @@ bool Channel::notified(uint64_t connection, uint64_t* count) {
   if (!link) return false;
   std::lock_guard lock(link->mutex);
   *count = link->notified;
-  return !link->closed;
+  return !link->closed && link->waiting_bytes() == 0;
 }
 
 // ---- receiving
@@ -79,7 +81,7 @@ bool Channel::take_notice(const char* data, size_t length) {
 
 // With the link's mutex held, as all below.
 bool Channel::deliver(Link& link, const NoticeView& notice) {
-  if (!link.window || link.early.size() >= kMostEarly || !link.window->first(notice.sequence)) return false;
+  if (!link.window || !link.window->first(notice.sequence)) return false;
   Event event{Event::Kind::kNotify,
               link.id,
               0,
@@ -87,6 +89,10 @@ bool Channel::deliver(Link& link, const NoticeView& notice) {
               {notice.payload, notice.payload_length}};
   if (notice.after > link.notified) {
     link.early.emplace(notice.after, std::pair{std::move(event.method), std::move(event.body)});
+    if (link.early.size() > kMostEarly && link.ended.empty()) {
+      link.ended = "it sent notices too far ahead of its messages";
+      ::shutdown(link.fd, SHUT_RDWR);  // the loop sees the end of the stream and drops the link
+    }
   } else {
     push_notification(link, std::move(event));
   }

@@ -155,7 +155,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void accuse(size_t endpoint, const std::string& of);
   // True when the slice will be tried again; otherwise it is to be settled.
   bool on_failure(Slice& slice, Status status);
-  bool reroute(Slice& slice, Code code);   // (m)
+  bool reroute(Slice& slice, Code code);  // (m)
+
+  // cancelling.cpp
   void cancel_slices(Transfer& transfer);  // (m)
 
   // fencing.cpp

@@ -40,7 +40,7 @@ size_t Engine::fetch_notices(bool wait_for_turn) {
   }
   size_t total = 0;
   std::vector<Fetched> fresh;
-  for (;;) {
+  for (int round = 1;; ++round) {
     fresh.clear();
     for (size_t e = 0; e < endpoints_->size(); ++e) {
       Endpoint& endpoint = *(*endpoints_)[e];
@@ -64,7 +64,10 @@ size_t Engine::fetch_notices(bool wait_for_turn) {
     total += fetched_.size();
     deliver_fetched();
     fetched_.swap(fresh);
-    if (total >= kMostAtOnce) return total;
+    if (total >= kMostAtOnce && round > 1) {
+      kick();  // some are left that no driver tells of any more
+      return total;
+    }
   }
 }
 

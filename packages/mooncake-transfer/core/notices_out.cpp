@@ -123,6 +123,9 @@ void Engine::notice_ended(const Slice& slice, const mc_completion& completion) {
   Rail& way = *peer.rails()[slice.rail];
   way.end(0);
   if (completion.status != MC_OK) return;
+  if (completion.bytes != 0) {
+    return accuse(way.endpoint, "says that a notice moved " + std::to_string(completion.bytes) + " bytes");
+  }
   t.options.message->fate = Message::Fate::kDelivered;
   peer.endpoint(way).notices_sent.fetch_add(1, std::memory_order_relaxed);
 }

@@ -35,20 +35,25 @@ class Fake(DriverConformance):
 
 
 class TestFake(Fake):
-    """As it comes."""
+    """As it comes, and with notices."""
 
-    quirks = Quirks(ordered=True, same_host_only=True, same_process_only=True)
+    quirks = Quirks(ordered=True, same_host_only=True, same_process_only=True, notices=True)
+    options: ClassVar[dict[str, Any]] = {"notice_bytes": 512}
 
 
 class TestNarrowFake(Fake):
     """With every limit that a driver may have."""
 
-    quirks = Quirks(max_slice_bytes=MAX_OP_BYTES, alignment=64, same_host_only=True, same_process_only=True)
+    quirks = Quirks(
+        max_slice_bytes=MAX_OP_BYTES, alignment=64, same_host_only=True, same_process_only=True, notices=True
+    )
     options: ClassVar[dict[str, Any]] = {
         "max_op_bytes": MAX_OP_BYTES,
         "alignment": 64,
         "inline_bytes": 4096,
         "queue_ops": 32,
+        "notice_bytes": 64,
+        "notice_room": 4,
         "in_flight_ops": 16,
         "in_flight_bytes": 4 * MAX_OP_BYTES,
     }

@@ -22,6 +22,10 @@ static struct {
   char lie[32];
   mc_completion done[QUEUE];
   size_t head, tail;
+#ifdef MC_NOTICE_MAX
+  mc_notice notices[QUEUE];
+  size_t first_notice, last_notice;
+#endif
 } self = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static const char* reason = "";
@@ -40,6 +44,9 @@ static mc_status refuse(mc_status status, const char* why) {
 static mc_status open_endpoint(const mc_option* options, size_t count, mc_handle* endpoint) {
   self.head = self.tail = 0;
   self.lie[0] = 0;
+#ifdef MC_NOTICE_MAX
+  self.first_notice = self.last_notice = 0;
+#endif
   for (size_t i = 0; i < count; ++i) {
     if (strcmp(options[i].name, "lie") == 0) strncpy(self.lie, options[i].value, sizeof self.lie - 1);
   }
@@ -57,6 +64,10 @@ static mc_status caps(mc_handle endpoint, mc_caps* caps) {
   caps->bandwidth_bytes_per_s = 1000000000;
   caps->latency_ns = 1000;
   caps->alignment = lies("odd alignment") ? 3 : 1;
+#ifdef MC_NOTICE_MAX
+  if (strstr(self.lie, "notice") != NULL)
+    caps->notice_bytes = lies("unheard-of notices") ? MC_NOTICE_MAX + 1 : MC_NOTICE_MAX;
+#endif
 #ifdef FUTURE
   if (caps->struct_size >= sizeof *caps) caps->future = 1;
 #endif
@@ -213,6 +224,37 @@ static mc_status cancel(mc_handle endpoint, uint64_t cookie) {
   return MC_OK;
 }
 
+#ifdef MC_NOTICE_MAX
+static mc_status notify(mc_handle endpoint, mc_handle connection, const void* data, size_t length,
+                        uint64_t cookie) {
+  (void)endpoint;
+  (void)connection;
+  pthread_mutex_lock(&self.lock);
+  mc_notice* notice = &self.notices[self.last_notice++ % QUEUE];
+  notice->length = (uint32_t)length;
+  memcpy(notice->data, data, length);
+  push(cookie, lies("notice of many bytes") ? 9 : 0, MC_OK, "", 0);
+  if (lies("notice done twice")) push(cookie, 0, MC_OK, "", 0);
+  pthread_mutex_unlock(&self.lock);
+  return MC_OK;
+}
+
+static mc_status poll_notices(mc_handle endpoint, mc_notice* notices, size_t capacity, size_t* count) {
+  (void)endpoint;
+  size_t n = 0;
+  pthread_mutex_lock(&self.lock);
+  while (n < capacity && self.first_notice != self.last_notice) {
+    notices[n] = self.notices[self.first_notice++ % QUEUE];
+    if (lies("endless notice")) notices[n].length = 1u << 30;
+    if (lies("empty notice")) notices[n].length = 0;
+    ++n;
+  }
+  pthread_mutex_unlock(&self.lock);
+  *count = n != 0 && lies("too many notices") ? capacity + 1000 : n;
+  return MC_OK;
+}
+#endif
+
 const struct mc_driver_v1 loopback = {
     .abi_major = MAJOR,
     .abi_minor = MC_ABI_MINOR,
@@ -244,4 +286,8 @@ const struct mc_driver_v1 loopback = {
     .event_fd = event_fd,
     .arm = arm,
     .cancel = cancel,
+#ifdef MC_NOTICE_MAX
+    .notify = notify,
+    .poll_notices = poll_notices,
+#endif
 };

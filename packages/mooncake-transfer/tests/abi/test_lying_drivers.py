@@ -75,6 +75,34 @@ def test_an_answer_that_makes_no_sense_fails_the_transfer(
         assert "loopback" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "lie", ["endless notice", "empty notice", "too many notices", "notice done twice", "notice of many bytes"]
+)
+def test_notices_that_cannot_be_are_the_drivers_fault_and_harm_nobody(lie: str, library: ctypes.CDLL) -> None:
+    with offered(library), two_engines(lie) as (user, ours, remote, theirs):
+        owner = theirs._engine
+        told: list[bytes] = []
+        owner.serve("written", lambda payload, caller: told.append(payload))
+        deadline = time.monotonic() + WAIT_S
+        while not user.stats()["loopback"]["notices_sent"] and time.monotonic() < deadline:
+            user.write(ours, remote, ROWS, notify=("written", b"warm")).wait(timeout_s=WAIT_S)
+            if lie == "notice of many bytes" and user.stats()["loopback"]["faults"]:
+                break
+        user.write(ours, remote, ROWS, notify=("written", b"message")).wait(timeout_s=WAIT_S)
+
+        def faults() -> int:
+            return sum(engine.stats()["loopback"]["faults"] for engine in (user, owner))
+
+        while not faults() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert faults() > 0
+        assert told.count(b"message") <= 1
+        user.connect(owner.address).notify("written", b"over the channel")
+        while b"over the channel" not in told and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert b"over the channel" in told
+
+
 def test_another_driver_moves_what_a_lying_one_does_not(library: ctypes.CDLL) -> None:
     with offered(library), two_engines("fewer bytes", "tcp") as (user, ours, remote, _):
         user.read(ours, remote, ROWS).wait(timeout_s=WAIT_S)
@@ -98,6 +126,7 @@ def test_a_driver_that_never_answers_ends_with_the_deadline(library: ctypes.CDLL
         ("no endpoint", r"returned no handle from open\(\)"),
         ("no memory", "announces no kind of memory"),
         ("odd alignment", "announces an alignment of 3"),
+        ("unheard-of notices", "announces notices of 513 bytes"),
         ("words of garbage", "broken"),
     ],
 )

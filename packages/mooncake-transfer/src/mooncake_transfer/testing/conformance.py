@@ -6,12 +6,13 @@ from mooncake_transfer.testing.ending import Ends
 from mooncake_transfer.testing.fencing import Fences
 from mooncake_transfer.testing.granting import Grants
 from mooncake_transfer.testing.moving import MovesBytes
+from mooncake_transfer.testing.notifying import Notifies
 from mooncake_transfer.testing.refusing import Refuses
 
 __all__ = ["DriverConformance"]
 
 
-class DriverConformance(MovesBytes, Refuses, Grants, Ends, Fences):
+class DriverConformance(MovesBytes, Refuses, Grants, Ends, Fences, Notifies):
     """Subclass this in a test file of a driver; pytest then runs the whole suite on it.
 
     All of it goes through ``TransferEngine``, with peers in this process and in others. Every wait has a

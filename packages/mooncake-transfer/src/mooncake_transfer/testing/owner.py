@@ -13,11 +13,21 @@ from typing import Literal, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_transfer import Region, TransferEngine
+from mooncake_transfer import Caller, Region, TransferEngine
 from mooncake_transfer.memory import FileSource
 from mooncake_transfer.testing.pattern import digest, pattern
 
-__all__ = ["KINDS", "DeviceMemory", "OwnedRegion", "RegionOwner", "Target", "make_device_memory"]
+__all__ = [
+    "KINDS",
+    "NOTICE_METHOD",
+    "DeviceMemory",
+    "OwnedRegion",
+    "RegionOwner",
+    "Target",
+    "make_device_memory",
+]
+
+NOTICE_METHOD = "written"  # payload: the number of an own region, a colon, anything
 
 # Where a region's bytes are: in memory of the engine or of the test, or in a file. A kind with a colon names
 # a function of a driver's tests, as an entry point does, that makes memory of a device: a DeviceMemory.
@@ -82,6 +92,12 @@ class Target(Protocol):
     def write(self, number: int, descriptor: bytes, blocks: list[list[int]], timeout_s: float) -> None:
         """Write blocks of an own region to another one and wait for the end."""
 
+    def listen(self) -> None:
+        """From now on keep what comes to NOTICE_METHOD, and nothing of what came before."""
+
+    def told(self) -> list[tuple[str, str]]:
+        """Return what came since: the payload, and the digest of its region at that moment."""
+
     def clear(self) -> None:
         """Close every region and forget it."""
 
@@ -131,6 +147,8 @@ class RegionOwner:
         self._numbers = itertools.count(1)
         self._regions: dict[int, Region] = {}
         self._bytes: dict[int, _Memory | _File | DeviceMemory] = {}
+        self._told: list[tuple[str, str]] = []
+        self._listens = False
 
     def allocate(self, nbytes: int, seed: int, kind: str | None = None) -> OwnedRegion:
         """Register bytes of one of KINDS (None: the owner's own), filled with ``pattern(seed, nbytes)``."""
@@ -179,6 +197,21 @@ class RegionOwner:
         """Write blocks of an own region to another one and wait for the end."""
         remote = self.engine.import_region(descriptor)
         self.engine.write(self._regions[number], remote, np.array(blocks, dtype=np.uint64)).wait(timeout_s)
+
+    def listen(self) -> None:
+        """From now on keep what comes to NOTICE_METHOD, and nothing of what came before."""
+        self._told = []
+        if not self._listens:
+            self.engine.serve(NOTICE_METHOD, self._take)
+        self._listens = True
+
+    def _take(self, payload: bytes, caller: Caller) -> None:
+        number = int(payload.partition(b":")[0])
+        self._told.append((payload.decode(), self.digest(number)))
+
+    def told(self) -> list[tuple[str, str]]:
+        """Return what came since: the payload, and the digest of its region at that moment."""
+        return list(self._told)
 
     def clear(self) -> None:
         """Close every region and forget it."""

@@ -53,6 +53,8 @@ COMMANDS: dict[str, Any] = {
     "grant": _grant,
     "revoke": _revoke,
     "write": _write,
+    "listen": RegionOwner.listen,
+    "told": RegionOwner.told,
     "clear": RegionOwner.clear,
 }
 

@@ -109,6 +109,14 @@ class PeerProcess:
         self.begin_write(number, descriptor, blocks, timeout_s)
         self.answer()
 
+    def listen(self) -> None:
+        """From now on keep what comes to NOTICE_METHOD, and nothing of what came before."""
+        self.ask("listen")
+
+    def told(self) -> list[tuple[str, str]]:
+        """Return what came since: the payload, and the digest of its region at that moment."""
+        return [(payload, held) for payload, held in self.ask("told")]
+
     def clear(self) -> None:
         """Close every region and forget it."""
         self.ask("clear")

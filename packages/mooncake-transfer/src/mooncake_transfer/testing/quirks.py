@@ -23,6 +23,7 @@ class Quirks:
         scoped_keys: it has the functions grant and revoke of ABI 1.1.
         own_memory_only: peers reach only memory that the driver allocated (``DriverInfo.allocate``); memory
             that the user brings can be the local side of a transfer.
+        notices: it has the functions notify and poll_notices of ABI 1.2.
     """
 
     ordered: bool = False
@@ -33,3 +34,4 @@ class Quirks:
     scoped_keys: bool = True
     target_kind: str = "engine"
     own_memory_only: bool = False
+    notices: bool = False
