@@ -128,7 +128,7 @@ def test_a_handler_learns_who_sent_a_notice(stack: ExitStack) -> None:
 
 def test_a_notice_wakes_an_engine_that_does_nothing(stack: ExitStack) -> None:
     fabric, sender, target = pair(stack)
-    fabric.device("near").spoil_notices(delay_s=0.2)
+    fabric.device("near").spoil_notices(delay_s=1.0)
     transfer = sender.post(7)
     wait_until(lambda: transfer.bytes_done == transfer.nbytes, "the bytes move")
     assert not target.told
@@ -340,7 +340,7 @@ def test_what_a_sender_was_done_with_arrives_although_it_is_gone(stack: ExitStac
 
 def test_a_closed_engine_is_told_nothing(stack: ExitStack) -> None:
     fabric, sender, target = pair(stack)
-    fabric.device("near").spoil_notices(delay_s=0.05)
+    fabric.device("near").spoil_notices(delay_s=60.0)
     transfer = sender.post(1)
     wait_until(lambda: transfer.bytes_done == transfer.nbytes, "the bytes move")
     target.engine.close()
