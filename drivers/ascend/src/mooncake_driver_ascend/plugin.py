@@ -1,0 +1,75 @@
+"""Describes the driver to the engine. Importing this does not need the compiled core."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+from pathlib import Path
+
+from mooncake_driver_ascend.options import endpoints, render
+from mooncake_driver_ascend.shim_build import default_shim
+from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl
+
+__all__ = ["find_npus", "load", "mooncake_transfer_drivers", "probe"]
+
+PRIORITY = 80  # before the network; an NPU and its peer are mostly on different hosts
+LIBRARY = "libascendcl.so"
+REPEATED = 100002  # ACL_ERROR_REPEAT_INITIALIZE
+
+
+def probe() -> Available | Unavailable:
+    """Look for CANN's runtime, NPUs, and the shim over HIXL."""
+    if sys.platform != "linux":
+        return Unavailable("CANN runs on Linux only")
+    if importlib.util.find_spec("mooncake_driver_ascend._core") is None:
+        return Unavailable(
+            "the compiled core of mooncake-driver-ascend is missing; "
+            "reinstall it, with a C++20 compiler at hand"
+        )
+    return find_npus(LIBRARY, default_shim())
+
+
+def find_npus(library: str, shim: Path) -> Available | Unavailable:
+    """Ask an ACL runtime for its NPUs."""
+    try:
+        acl = ctypes.CDLL(library)
+    except OSError as error:
+        return Unavailable(
+            f"cannot load {library}: {error}; install CANN, and source its set_env.sh in this shell"
+        )
+    if (code := acl.aclInit(None)) not in (0, REPEATED):
+        return Unavailable(f"aclInit fails with ACL error {code}; look at npu-smi info and ~/ascend/log")
+    count = ctypes.c_uint32()
+    if (code := acl.aclrtGetDeviceCount(ctypes.byref(count))) or not count.value:
+        return Unavailable(
+            f"ACL shows no NPU (error {code}); look at npu-smi info and ASCEND_RT_VISIBLE_DEVICES, "
+            "and in a container that /dev/davinci* are there"
+        )
+    if not shim.is_file():
+        return Unavailable(f"{shim} is not there; run `mooncake-ascend build-shim` once on this machine")
+    return Available(tuple(f"npu:{number}" for number in range(count.value)))
+
+
+def load() -> object:
+    """Return the capsule with the driver's C functions."""
+    from mooncake_driver_ascend import _core
+
+    return _core.driver()
+
+
+@hookimpl
+def mooncake_transfer_drivers() -> list[DriverInfo]:
+    """Offer the one driver of this package."""
+    return [
+        DriverInfo(
+            "ascend",
+            frozenset({"cuda", "dram"}),
+            priority=PRIORITY,
+            probe=probe,
+            load=load,
+            options=render,
+            network=True,
+            endpoints=endpoints,
+        ),
+    ]
