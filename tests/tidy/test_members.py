@@ -15,14 +15,14 @@ from packaging.requirements import Requirement
 
 FRAGMENT = re.compile(r"^(\d+|\+[\w-]+)\.(feature|bugfix|doc|removal|misc)\.md$")
 METADATA = {"license": "Apache-2.0", "readme": "README.md", "requires-python": ">=3.10"}
-DRIVER_FILES = (
-    "CMakeLists.txt",
-    "core",
-    "src/{module}/plugin.py",
-    "src/{module}/options.py",
-    "src/{module}/_core.pyi",
-    "tests/test_conformance.py",
-)
+DRIVER_FILES = ("src/{module}/plugin.py", "src/{module}/options.py", "tests/test_conformance.py")
+CORE_FILES = ("CMakeLists.txt", "core", "src/{module}/_core.pyi")
+
+
+def has_core(member: Any) -> bool:
+    """Whether its build compiles something; drivers in plain Python are built by hatchling alone."""
+    requires = member.pyproject.get("build-system", {}).get("requires", [])
+    return [Requirement(text).name for text in requires] != ["hatchling"]
 
 
 def missing_parts(member: Any) -> Iterator[str]:
@@ -31,7 +31,8 @@ def missing_parts(member: Any) -> Iterator[str]:
     files = ["README.md", "CHANGELOG.md", "news", "tests"]
     files += [f"src/{module}/__init__.py", f"src/{module}/py.typed"]
     if member.folder.startswith("drivers/"):
-        files += [name.format(module=module) for name in DRIVER_FILES]
+        names = DRIVER_FILES + CORE_FILES if has_core(member) else DRIVER_FILES
+        files += [name.format(module=module) for name in names]
     yield from (f"no {name}" for name in files if not member.file(name).exists())
     project = member.project
     for key, expected in METADATA.items():
@@ -83,7 +84,8 @@ def test_every_driver_has_the_shape_of_the_template(root: Path, members: list[An
     kinds = {file.relative_to(template).parts[0] for file in template.rglob("*") if file.is_file()}
     for member in members:
         if member.folder.startswith("drivers/"):
-            lacking = sorted(kind for kind in kinds if not member.file(kind).exists())
+            asked = kinds if has_core(member) else kinds - set(CORE_FILES)
+            lacking = sorted(kind for kind in asked if not member.file(kind).exists())
             assert not lacking, f"{member.folder} lacks {lacking} of the template"
 
 
@@ -141,6 +143,7 @@ def test_the_checker_finds_an_incomplete_distribution(members: list[Any], tmp_pa
     faults = list(missing_parts(bare))
     assert "no src/mooncake_driver_x/py.typed" in faults
     assert "no tests/test_conformance.py" in faults
+    assert "no CMakeLists.txt" in faults
     assert "[project] license is None, not 'Apache-2.0'" in faults
     assert "[project] version is not fixed as MAJOR.MINOR.PATCH" in faults
     assert "[tool.towncrier] does not turn news/ into CHANGELOG.md" in faults
