@@ -213,7 +213,8 @@ Status CopyPool::copy_moves(const Piece& piece, Refusals& refusals) const {
     uint64_t length = piece.count == 1 ? piece.length : move.length;
     bool stream = job.bytes >= options_.streaming_bytes && move.length >= kLeastStreamBytes;
     remote.copy(move.opcode, job.local->base + move.local_offset + piece.offset,
-                move.remote_offset + piece.offset, length, stream ? Stores::kStreaming : Stores::kCached);
+                move.remote_offset + piece.offset, length,
+                stream ? Stores::kStreamingInTurns : Stores::kCached);
   }
   // The pool outlives its members: bytes from or for a dead one must not look like success.
   Status alive = remote.check_alive();

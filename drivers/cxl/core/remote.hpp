@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "copy.hpp"
+#include "os.hpp"
 #include "pool.hpp"
 
 namespace mooncake::cxl {

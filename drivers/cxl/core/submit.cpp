@@ -87,8 +87,9 @@ size_t Endpoint::copy_now(const mc_op* ops, size_t count, Completion* finished) 
       RemoteRegion* remote = names.remote->get();
       if (remote != visit.remote()) visit.prove(next);
       visit.at(remote, next);
-      status = visit.copy(op, **names.local,
-                          op.length >= options_.streaming_bytes ? Stores::kStreaming : Stores::kCached);
+      status =
+          visit.copy(op, **names.local,
+                     op.length >= options_.streaming_bytes ? Stores::kStreamingInTurns : Stores::kCached);
     }
     next->cookie = op.cookie;
     next->opcode = static_cast<mc_opcode>(op.opcode);

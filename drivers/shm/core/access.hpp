@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "channel.hpp"
-#include "copy.hpp"
 #include "link.hpp"
 #include "mapping.hpp"
 #include "os.hpp"

@@ -3,10 +3,12 @@
 
 #include <sys/types.h>
 
+#include "support/copy.hpp"
 #include "support/os.hpp"
 
 namespace mooncake::shm {
 
+using driver::copy_bytes;
 using driver::deadline_after;
 using driver::equal_in_constant_time;
 using driver::failed;
@@ -17,6 +19,7 @@ using driver::now_ns;
 using driver::prepare_thread;
 using driver::relax;
 using driver::Status;
+using driver::Stores;
 using driver::system_failure;
 using driver::UniqueFd;
 

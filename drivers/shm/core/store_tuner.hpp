@@ -7,7 +7,7 @@
 #include <limits>
 #include <mutex>
 
-#include "copy.hpp"
+#include "os.hpp"
 
 namespace mooncake::shm {
 
