@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from mooncake_transfer.plugins import driver_plugins
+
 HERE = Path(__file__).parent
 CORE = HERE.parent / "core"
 DEVICES = 8
@@ -69,7 +71,7 @@ def double_library(compiler: list[str], tmp_path_factory: pytest.TempPathFactory
     return library
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def double(double_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The library, in use; beside it the file that stands for the network between the processes."""
     folder = tmp_path_factory.mktemp("plugin")
@@ -84,10 +86,13 @@ def double(double_library: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*paths, *sys.path])
         patch.setenv("PYTHONPATH", os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]))
+        # Other tests of this run may have had the plugins listed before, and will again.
+        driver_plugins.cache_clear()
         yield double_library
+    driver_plugins.cache_clear()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fabric(double: Path) -> Fabric:
     """The network of the double."""
     return Fabric(double)
