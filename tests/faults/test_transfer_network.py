@@ -103,8 +103,10 @@ def test_a_half_open_connection_holds_nobody_beyond_his_deadline(way: Way, direc
 
 
 @both_ways
-def test_a_peer_behind_a_dead_way_is_given_up_before_any_deadline(way: Way, direction: str) -> None:
-    """What stands at the other end takes bytes and says nothing: the driver's own timeout ends it."""
+def test_a_peer_whose_way_ends_and_lets_nobody_in_is_given_up_before_any_deadline(
+    way: Way, direction: str
+) -> None:
+    """Its connections are ended and new ones turned away, which the driver is told at once."""
     way.data.cut()
     with pytest.raises(PeerUnreachable) as caught:
         way.begin(direction).wait(DEADLINE_S)
@@ -202,6 +204,7 @@ def check_write(ends: list[PeerProcess], target: OwnedRegion, source: OwnedRegio
 
 
 SMALL = 256 << 10
+VANISHING = 32 << 20
 
 
 def test_bytes_arrive_over_a_long_and_lossy_wire(network: NetworkPair, ends: list[PeerProcess]) -> None:
@@ -238,3 +241,35 @@ def test_a_link_that_was_down_is_used_again(network: NetworkPair, ends: list[Pee
         return True
 
     wait_until(works, "the link is used again", 2 * DEADLINE_S)
+
+
+@both_ways
+@pytest.mark.parametrize("when", ["before", "under way"])
+def test_a_peer_that_vanished_without_a_word_is_given_up_by_the_drivers_own_timeout(
+    network: NetworkPair, ends: list[PeerProcess], direction: str, when: str
+) -> None:
+    """No FIN, no RST, no answer to anything: only ``dead_peer_timeout_ms`` (1 s here) can end it so soon."""
+    near, far = ends
+    source, target = near.allocate(VANISHING, 1), far.allocate(VANISHING, 2)
+    move = near.begin_write if direction == "write" else near.begin_read
+    move(source.number, target.descriptor, [[0, 0, SMALL]], DEADLINE_S)
+    near.answer()  # the connections are made
+    if when == "before":
+        network.cut()
+    else:
+        network.wire(delay_s=0.05)  # so that it takes a while
+    before = network.carried_bytes
+    began = time.monotonic()
+    move(source.number, target.descriptor, [[0, 0, VANISHING]], 3 * DEADLINE_S)
+    if when == "under way":
+        wait_until(lambda: network.carried_bytes > before + VANISHING // 16, "it moves")
+        network.cut()
+        began = time.monotonic()
+    with pytest.raises(PeerProcessError) as caught:
+        near.answer(2 * DEADLINE_S)
+    took_s = time.monotonic() - began
+    assert caught.value.kind == "PeerUnreachable", caught.value
+    assert network.addresses[1] in str(caught.value)
+    assert "tcp" in str(caught.value)
+    # The timeout, up to 3 s for probes of a side that only waits, and 1 s for each attempt to connect anew.
+    assert 0.5 < took_s < 8.0, f"{took_s:.1f} s: {caught.value}"

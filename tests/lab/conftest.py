@@ -30,10 +30,26 @@ def why_not() -> str:
     return ""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let whoever has set up the lab, such as its CI job, rule out that its tests are skipped."""
+    parser.addoption(
+        "--require-lab", action="store_true", help="fail where a test of the lab would be skipped"
+    )
+
+
+def must_run(config: pytest.Config) -> bool:
+    """Whether it is an error that no guest can be booted: it was asked for, or CI has set the lab up."""
+    was_set_up = (kernel_cache() / "kernel/kernel.json").exists()
+    in_ci = os.environ.get("CI") == "true"
+    return bool(config.getoption("--require-lab", default=False)) or (in_ci and was_set_up)
+
+
 @pytest.fixture(scope="session")
-def lab() -> Callable[..., subprocess.CompletedProcess[str]]:
+def lab(pytestconfig: pytest.Config) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a command in a guest: ``lab(flags, command)``. Asserts that it ended well."""
     if reason := why_not():
+        if must_run(pytestconfig):
+            pytest.fail(f"the lab was set up, and cannot be used: {reason}")
         pytest.skip(reason)
 
     def run(flags: list[str], command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from mooncake_transfer.errors import (
     ConfigError,
     DriverUnavailable,
     PeerUnreachable,
+    RegionRefused,
     TransferError,
     TransferTimeout,
 )
+from mooncake_transfer.memory import FileSource
 from mooncake_transfer.testing.fake import FakeDevice, FakeFabric
 from mooncake_transfer.testing.fixtures import bytes_of, wait_until
 from mooncake_transfer.testing.pattern import pattern
@@ -222,3 +225,24 @@ def test_small_operations_may_complete_inside_submit(stack: ExitStack) -> None:
         pair.read([[0, 0, 64]]).wait(DEADLINE_S)
     assert time.monotonic() - began < DEADLINE_S
     assert pair.near.counters().completed == 100
+
+
+def test_a_file_that_is_only_read_has_no_key_for_writing(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"w" * 4096)
+    with FakeFabric() as fabric:
+        options = {"kinds": "dram,file"}
+        owner = TransferEngine(fabric.config("owner", options=options))
+        with owner, TransferEngine(fabric.config("reader", options=options)) as reader:
+            region = owner.register(FileSource(path, writable=False), name="weights")
+            for ask in (region.descriptor, region.grant, lambda: region.descriptor("w")):
+                with pytest.raises(
+                    ConfigError, match=r"'weights' is opened for reading only.*descriptor\('r'\)"
+                ):
+                    ask()
+            remote, local = reader.import_region(region.descriptor("r")), reader.allocate(4096)
+            reader.read(local, remote, [[0, 0, 4096]]).wait(DEADLINE_S)
+            assert bytes(local.view()) == b"w" * 4096
+            with pytest.raises(RegionRefused):
+                reader.write(local, remote, [[0, 0, 4096]]).wait(DEADLINE_S)
+    assert path.read_bytes() == b"w" * 4096

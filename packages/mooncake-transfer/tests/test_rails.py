@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -157,6 +158,36 @@ def test_a_burst_of_failures_is_one_incident_and_three_incidents_open_the_breake
         return pair.rail("fake1", "fake1").state == "closed"
 
     wait_until(it_closed, "a trial after the pause succeeds")
+    pair.check_written()
+
+
+def test_each_pause_of_a_rail_that_stays_dead_is_twice_the_last_one_up_to_the_longest(
+    stack: ExitStack,
+) -> None:
+    rails = RailConfig(
+        breaker_errors=1, breaker_pause_s=0.2, breaker_max_pause_s=0.8, suspect_pause_s=0.001, probe_every=0
+    )
+    pair = Pair(stack, 8 * MIB, rails=rails)
+    pair.fabric.device("near", 1).die()
+
+    def state() -> str:
+        return pair.rail("fake1", "fake1").state
+
+    began: list[float] = []
+
+    def it_fails() -> bool:
+        began.append(time.monotonic())
+        pair.write().wait(DEADLINE_S)
+        return state() == "open"
+
+    pauses = []
+    for _ in range(5):
+        wait_until(it_fails, "a trial fails")
+        wait_until(lambda: state() == "half-open", "the pause is over")
+        pauses.append(time.monotonic() - began[-1])
+    for pause, at_least in zip(pauses, (0.2, 0.4, 0.8, 0.8, 0.8), strict=True):
+        assert pause >= at_least, pauses
+    assert pauses[-1] < 1.6, pauses  # it would be 3.2 without a longest one
     pair.check_written()
 
 

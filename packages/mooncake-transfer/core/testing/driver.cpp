@@ -111,6 +111,8 @@ Result set_option(Settings& settings, uint64_t& fabric, const mc_option& option)
     settings.cuda_is_host = number != 0;
   } else if (name == "connect_ms") {
     settings.connect_ms = number;
+  } else if (name == "register_ms") {
+    settings.register_ms = number;
   } else if (name == "has_event_fd") {
     settings.has_event_fd = number != 0;
   } else {
@@ -212,6 +214,7 @@ void disconnect_peer(mc_handle handle, mc_handle connection) {
 
 mc_status register_memory(mc_handle handle, const mc_memory* memory, mc_handle* registered) {
   return with_endpoint(handle, [&](Endpoint& endpoint, Fabric& fabric) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(endpoint.settings.register_ms));
     return fabric.add_memory(endpoint, *memory, registered);
   });
 }

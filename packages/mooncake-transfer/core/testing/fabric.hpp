@@ -98,6 +98,7 @@ struct Settings {
   uint64_t notice_room = 256;  // notices of peers that wait to be fetched
   bool cuda_is_host = false;
   uint64_t connect_ms = 0;   // what connect() takes
+  uint64_t register_ms = 0;  // what register_memory() takes
   bool has_event_fd = true;  // false: it must be polled on a timer
 };
 

@@ -272,6 +272,7 @@ class TransferEngine:
         return RemoteRegion(core, found, peer)
 
     def _describe(self, region: Region) -> bytes:
+        region._require_access("rw")
         return self._encode_descriptor(
             region, region.key, self._core.export_keys(region._require_core()), "rw"
         )
@@ -281,6 +282,7 @@ class TransferEngine:
         rights = ACCESS_BITS.get(access)
         if rights is None:
             raise ConfigError(f"access is {access!r}; it must be 'rw', 'r' or 'w'")
+        region._require_access(access)
         key = secrets.token_bytes(16)
         keys = self._core.grant(region._require_core(), key, rights)
         region._granted[key] = access
@@ -492,7 +494,8 @@ class TransferEngine:
     def stats(self) -> dict[str, dict[str, int]]:
         """Counters by driver (and device, where it has several).
 
-        Each has connections, ops, bytes_read, bytes_written, errors and refused.
+        Each has connections, ops, bytes_read, bytes_written, errors and refused, and of notifications that
+        came with bytes notices_sent, notices_received and notices_dropped (twice, or of nobody known here).
         """
         self._require_owner()
         return self._core.stats()

@@ -70,7 +70,8 @@ class Region:
 
         A few hundred bytes, for any channel that only those see who may have it. ``rw`` is the region's own
         key, and always the same; ``r`` and ``w`` are new keys at every call, which ``revoke()`` takes back
-        one by one. Raises RegionClosed, DriverUnavailable when no driver can limit rights.
+        one by one. Raises RegionClosed, DriverUnavailable when no driver can limit rights, ConfigError for
+        ``rw`` and ``w`` of a FileSource that is not writable.
         """
         if access == "rw":
             return self._engine._describe(self)
@@ -95,9 +96,18 @@ class Region:
         It takes no new transfers, of this engine or of peers, at once; those in flight are waited for. Raises
         RegionBusy when they last longer than ``timeout_s`` (default: ``close_timeout_s`` of the
         configuration); ``close()`` may then be called again, and what was revoked stays so. With ``in_use``
-        ``refuse``, transfers of this engine make it fail at once and nothing has changed.
+        ``refuse``, transfers of this engine make it raise RegionBusy at once, and nothing has changed. It
+        does not spare peers: one-sided operations are seen by no owner, and drivers know of them only once
+        the key is gone. So peers are refused and what they have under way is waited for in both cases.
         """
         self._engine._close_region(self, timeout_s, in_use)
+
+    def _require_access(self, access: Access) -> None:
+        if "w" in access and not self._memory.writable:
+            raise ConfigError(
+                f"region {self.name!r} is opened for reading only, so access {access!r} cannot be given; "
+                "take descriptor('r'), or register it with FileSource(writable=True)"
+            )
 
     def _require_core(self) -> CoreRegion:
         if self._core is None:

@@ -26,7 +26,8 @@ class FileSource:
         file: its path, or an open descriptor, which is duplicated.
         offset: where the part begins, in bytes.
         nbytes: its size in bytes; None: up to the end.
-        writable: whether it is opened for writing; False for what peers may only read.
+        writable: whether it is opened for writing; False for what is only read, by peers with a
+            ``descriptor("r")`` and by this engine as the source of its writes.
     """
 
     file: str | os.PathLike[str] | int

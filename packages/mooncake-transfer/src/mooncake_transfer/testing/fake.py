@@ -52,7 +52,8 @@ class FakeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             written to the descriptor, those of ``cuda`` are only counted, unless ``cuda_is_host``.
         cuda_is_host: addresses of kind ``cuda`` are ordinary memory.
         connect_ms: how long beginning a connection blocks its caller, as of a driver that looks something up.
-        has_event_fd: completions wake the engine; else it has to look for them.
+        register_ms: how long registering memory takes its caller, as pinning does.
+    has_event_fd: completions wake the engine; else it has to look for them.
         bandwidth: what it claims to move, in bytes a second.
         latency_ns: what it claims one small operation to take.
         alignment: of offsets and lengths.
@@ -72,6 +73,7 @@ class FakeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kinds: str = "dram"
     cuda_is_host: bool = False
     connect_ms: int = 0
+    register_ms: int = 0
     has_event_fd: bool = True
     bandwidth: int = 1_000_000_000
     latency_ns: int = 10_000
@@ -354,6 +356,7 @@ class FakeFabric:
             "queue_ops": options.queue_ops,
             "cuda_is_host": int(options.cuda_is_host),
             "connect_ms": options.connect_ms,
+            "register_ms": options.register_ms,
             "has_event_fd": int(options.has_event_fd),
             "notice_bytes": options.notice_bytes,
             "notice_room": options.notice_room,

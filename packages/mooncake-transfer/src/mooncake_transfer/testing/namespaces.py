@@ -42,6 +42,7 @@ class NetworkPair:
 
     Attributes:
         addresses: of the two ends.
+        carried_bytes: what the wire has taken from both ends, headers and lost packets among it.
     """
 
     addresses = ("198.18.0.1", "198.18.0.2")  # set apart for tests of networks (RFC 2544)
@@ -50,6 +51,7 @@ class NetworkPair:
         """Make them. Raises NetworkUnavailable. ``seed``: which packets a lossy wire loses."""
         self._names = tuple(f"mc{os.getpid()}-{end}" for end in "ab")
         self._delay_s = self._loss = 0.0
+        self.carried_bytes = 0
         self._up = True
         self._random = random.Random(seed)
         self._lock = threading.Lock()
@@ -132,6 +134,7 @@ class NetworkPair:
                     with contextlib.suppress(OSError):
                         packet = os.read(key.fd, PACKET_BYTES)
                         number += 1
+                        self.carried_bytes += len(packet)
                         if (due_s := self._due_s()) is not None:
                             heapq.heappush(under_way, (due_s, number, key.data, packet))
                 while under_way and under_way[0][0] <= time.monotonic():

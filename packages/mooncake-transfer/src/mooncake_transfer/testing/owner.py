@@ -198,6 +198,11 @@ class RegionOwner:
         remote = self.engine.import_region(descriptor)
         self.engine.write(self._regions[number], remote, np.array(blocks, dtype=np.uint64)).wait(timeout_s)
 
+    def read(self, number: int, descriptor: bytes, blocks: list[list[int]], timeout_s: float) -> None:
+        """Read blocks of another region into an own one and wait for the end."""
+        remote = self.engine.import_region(descriptor)
+        self.engine.read(self._regions[number], remote, np.array(blocks, dtype=np.uint64)).wait(timeout_s)
+
     def listen(self) -> None:
         """From now on keep what comes to NOTICE_METHOD, and nothing of what came before."""
         self._told = []

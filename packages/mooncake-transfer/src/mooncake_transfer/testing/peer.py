@@ -37,6 +37,12 @@ def _write(
     owner.write(number, base64.b64decode(descriptor), blocks, timeout_s)
 
 
+def _read(
+    owner: RegionOwner, number: int, descriptor: str, blocks: list[list[int]], timeout_s: float
+) -> None:
+    owner.read(number, base64.b64decode(descriptor), blocks, timeout_s)
+
+
 def _grant(owner: RegionOwner, number: int, access: str) -> str:
     return base64.b64encode(owner.grant(number, access)).decode()
 
@@ -53,6 +59,7 @@ COMMANDS: dict[str, Any] = {
     "grant": _grant,
     "revoke": _revoke,
     "write": _write,
+    "read": _read,
     "listen": RegionOwner.listen,
     "told": RegionOwner.told,
     "clear": RegionOwner.clear,

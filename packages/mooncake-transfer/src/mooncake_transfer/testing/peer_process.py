@@ -128,6 +128,11 @@ class PeerProcess:
         encoded = base64.b64encode(descriptor).decode()
         self.tell("write", number=number, descriptor=encoded, blocks=blocks, timeout_s=timeout_s)
 
+    def begin_read(self, number: int, descriptor: bytes, blocks: list[list[int]], timeout_s: float) -> None:
+        """As ``begin_write``, into the own region."""
+        encoded = base64.b64encode(descriptor).decode()
+        self.tell("read", number=number, descriptor=encoded, blocks=blocks, timeout_s=timeout_s)
+
     def pause(self) -> None:
         """Stop it from running (SIGSTOP); its sockets and memory stay."""
         os.kill(self.pid, signal.SIGSTOP)
