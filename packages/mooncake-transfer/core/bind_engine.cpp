@@ -255,9 +255,8 @@ nb::object next_notice(Engine& engine, double timeout_s) {
     found = engine.notices().pop(deadline_after(timeout_s), &notice);
   }
   if (!found) return nb::none();
-  bool fences = notice.kind == Notice::Kind::kFence;
-  uint64_t token = fences ? notice.epoch : reinterpret_cast<uint64_t>(notice.transfer.get());
-  return nb::make_tuple(kind_of(notice.kind), notice.peer, notice.rail, notice.region, notice.text, token);
+  return nb::make_tuple(kind_of(notice.kind), notice.peer, notice.rail, notice.region, notice.text,
+                        notice.token);
 }
 
 nb::dict stats(const Engine& engine) {
@@ -284,7 +283,9 @@ nb::dict stats(const Engine& engine) {
 }  // namespace
 
 void bind_engine(nb::module_& m) {
-  nb::class_<Region>(m, "Region", "Registered local memory.");
+  nb::class_<Region>(m, "Region", "Registered local memory.")
+      .def("enter", &Region::enter, "Keeps it from being closed; false when it is closing.")
+      .def("leave", &Region::leave);
   nb::class_<Peer>(m, "Peer", "Another engine, as the drivers reach it.");
   nb::class_<RemoteRegion>(m, "RemoteRegion", "A peer's region and the rails that lead there.");
   nb::class_<Engine>(m, "Engine", "Drivers, regions and transfers; one progress thread of its own.")
@@ -334,7 +335,7 @@ void bind_engine(nb::module_& m) {
            nb::arg("key"), nb::arg("length"), nb::arg("keys"))
       .def("next_notice", &next_notice, nb::arg("timeout_s"),
            nb::sig("def next_notice(self, timeout_s: float) -> tuple[str, str, str, str, str, int] | None"),
-           "Kind, peer, rail, region, text and a token: of the held transfer, or the epoch of the peer.")
+           "Kind, peer, rail, region, text and a token: of the held run, or the epoch of the peer.")
       .def("fence_orders", &fence_orders, nb::arg("epoch"),
            "What that peer is to fence now: way, failures, driver, device, token.")
       .def("fenced", &fenced, nb::arg("epoch"), nb::arg("orders"))

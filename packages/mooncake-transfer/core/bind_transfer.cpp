@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "bind.hpp"
+#include "channel.hpp"
 #include "engine.hpp"
 
 namespace nb = nanobind;
@@ -95,7 +96,7 @@ std::shared_ptr<Message> message_of(const nb::object& given) {
 }
 
 nb::object post(nb::handle_t<Handle> object, const std::optional<std::string>& priority,
-                const nb::object& deadline_s, const nb::object& notify, uint64_t stream, bool held) {
+                const nb::object& deadline_s, const nb::object& notify, uint64_t stream, uint64_t held) {
   Handle& self = nb::cast<Handle&>(object);
   require_origin(self.engine->origin());
   PostOptions options;
@@ -223,6 +224,33 @@ size_t blocks_into(const Handle& self, size_t begin,
   return count;
 }
 
+// What this thread asks a peer for, while it waits for the answer.
+thread_local const Handle* asking = nullptr;
+thread_local uint64_t asking_ticket = 0;
+
+bool is_unwanted() { return !asking->engine->wants_check(*asking->transfer, asking_ticket); }
+
+// (failed at the other side, body)
+nb::tuple call_peer(Handle& self, uint64_t ticket, uint64_t connection, const std::string& method,
+                    const nb::bytes& body, double timeout_s) {
+  require_origin(self.engine->origin());
+  std::string request = to_string(body), reply, remote_error;
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    asking = &self;
+    asking_ticket = ticket;
+    interrupted = &is_unwanted;
+    Channel& channel = *self.engine->channel();
+    status = channel.call(connection, method, request, deadline_after(timeout_s), &reply, &remote_error);
+    interrupted = nullptr;
+  }
+  if (status.code == Code::kTimeout) status.code = Code::kUnreachable;
+  check(status);
+  bool failed = !remote_error.empty();
+  return nb::make_tuple(failed, to_bytes(failed ? remote_error : reply));
+}
+
 void signal_when_done(Handle& self, int fd) {
   require_origin(self.engine->origin());
   check(self.transfer->signal_when_done(fd));
@@ -243,9 +271,9 @@ void bind_transfer(nb::module_& m) {
       .def(
           "launch", &post, nb::kw_only(), nb::arg("priority") = nb::none(),
           nb::arg("deadline_s") = nb::none(), nb::arg("notify") = nb::none(), nb::arg("stream") = 0,
-          nb::arg("held") = false,
+          nb::arg("held") = 0,
           nb::sig("def launch(self, *, priority: str | None = None, deadline_s: float | None = None, notify: "
-                  "tuple[str, bytes] | None = None, stream: int = 0, held: bool = False) -> Transfer"))
+                  "tuple[str, bytes] | None = None, stream: int = 0, held: int = 0) -> Transfer"))
       .def("wait", &wait, nb::arg("timeout_s") = nb::none(),
            nb::sig("def wait(self, timeout_s: float | None = None) -> None"))
       .def("done", &done)
@@ -253,15 +281,30 @@ void bind_transfer(nb::module_& m) {
       .def("signal_when_done", &signal_when_done, nb::arg("event_fd"))
       .def(
           "release",
-          [](Handle& self, nb::bytes failure) {
+          [](Handle& self, uint64_t ticket, nb::bytes failure) {
             Status status;
             if (failure.size() != 0) status = Status::error(Code::kIntegrity, to_string(failure));
-            self.engine->release(*self.transfer, status);
+            nb::gil_scoped_release release;
+            self.engine->release(*self.transfer, ticket, status);
           },
-          nb::arg("failure"))
+          nb::arg("ticket"), nb::arg("failure"))
+      .def(
+          "begin_check",
+          [](Handle& self, uint64_t ticket) { return self.engine->begin_check(*self.transfer, ticket); },
+          nb::arg("ticket"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "end_check", [](Handle& self, uint64_t ticket) { self.engine->end_check(*self.transfer, ticket); },
+          nb::arg("ticket"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "wants_check",
+          [](Handle& self, uint64_t ticket) { return self.engine->wants_check(*self.transfer, ticket); },
+          nb::arg("ticket"), nb::call_guard<nb::gil_scoped_release>())
+      .def("call_peer", &call_peer, nb::arg("ticket"), nb::arg("connection"), nb::arg("method"),
+           nb::arg("body"), nb::arg("timeout_s"),
+           nb::sig("def call_peer(self, ticket: int, connection: int, method: str, body: bytes, "
+                   "timeout_s: float) -> tuple[bool, bytes]"),
+           "As Channel.call, but ends early when the held run is cancelled.")
       .def("blocks_into", &blocks_into, nb::arg("begin"), nb::arg("out"))
-      .def_prop_ro("token",
-                   [](const Handle& self) { return reinterpret_cast<uint64_t>(self.transfer.get()); })
       .def_prop_ro("write", [](const Handle& self) { return self.transfer->opcode == MC_WRITE; })
       .def_prop_ro("state", &state_of)
       .def_prop_ro("blocks", [](const Handle& self) { return self.transfer->plan.size(); })

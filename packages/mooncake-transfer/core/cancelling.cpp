@@ -7,7 +7,7 @@ namespace mooncake {
 
 void Engine::cancel(Transfer& t, const Status& why) {
   if (t.state() != Transfer::State::kRunning) return;
-  std::shared_ptr<Transfer> ended;
+  std::shared_ptr<Transfer> ended, unchecked;
   {
     std::lock_guard lock(mutex_);
     if (!t.active) return;
@@ -22,8 +22,10 @@ void Engine::cancel(Transfer& t, const Status& why) {
     // What waits of it is dropped there.
     if (!peer.queue.retries.empty() || !peer.queue.fenced.empty()) make_ready(peer);
     if (dropped && take_ended(t)) ended = t.shared_from_this();
+    if (t.resting && !t.checked && unlink(t)) unchecked = t.shared_from_this();
   }
   if (ended) end(*ended, now_ns());
+  if (unchecked) finish(*unchecked, now_ns());
   attended_ = true;
   kick();
 }
@@ -58,6 +60,15 @@ std::string Engine::explain(Transfer& t) {
   }
   if (t.failed_questions != Transfer::kNotAsked)
     text += "; it waits for a fence: " + t.remote->peer()->late()->explain();
+  if (t.active && t.resting) {
+    text += t.checked ? "; the two ends are being compared" : "; checksums of the peer are awaited";
+    before = ", moved over ";
+    for (size_t r = 0; r < ways.size(); ++r) {
+      if (t.bytes_on_rail(r) == 0) continue;
+      text += before + ways[r]->label;
+      before = ", ";
+    }
+  }
   std::string said = t.attempts();
   if (!said.empty()) text += "; earlier: " + said;
   return text;

@@ -110,8 +110,8 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
   progress();
   if (t.state() != Transfer::State::kRunning) return {};
   // Small things are left to whoever waits for them; the rest must not depend on anybody's waiting.
-  bool unattended =
-      whole && t.plan.bytes() <= kSpinBytes && !options.message && !options.held && options.deadline_ns == 0;
+  bool unattended = whole && t.plan.bytes() <= kSpinBytes && !options.message && options.held == 0 &&
+                    options.deadline_ns == 0;
   if (options.deadline_ns != 0) kick();
   if (!unattended) {
     attend();
@@ -695,7 +695,7 @@ void Engine::drop_rest(Transfer& t) {
 // Whoever took its last slice or its rest away asks; held ones stay active until release().
 bool Engine::take_ended(Transfer& t) {
   if (t.live != 0) return false;
-  return t.options.held ? t.active : unlink(t);
+  return t.options.held != 0 ? t.active : unlink(t);
 }
 
 bool Engine::unlink(Transfer& t) {
@@ -709,25 +709,12 @@ bool Engine::unlink(Transfer& t) {
 
 // Every slice has ended. The transfer is no longer active, unless it is held.
 void Engine::end(Transfer& t, uint64_t now) {
+  if (t.options.held != 0) {
+    if (rest(t)) finish(t, now);
+    return;
+  }
   if (t.bytes_done() == t.plan.bytes()) t.forgive();
-  if (t.options.held) {
-    if (t.ok()) {
-      notices_->push({Notice::Kind::kHeld, {}, {}, {}, {}, t.shared_from_this()});
-      return;
-    }
-    std::lock_guard lock(mutex_);
-    if (!unlink(t)) return;
-  }
   finish(t, now);
-}
-
-void Engine::release(Transfer& t, const Status& status) {
-  {
-    std::lock_guard lock(mutex_);
-    if (!unlink(t)) return;
-  }
-  if (!status.ok()) t.note_failure(status);
-  finish(t, now_ns());
 }
 
 void Engine::finish(Transfer& t, uint64_t now) {

@@ -99,8 +99,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void attend();
   // What stands in the way of a transfer that is not done, for a message.
   std::string explain(Transfer& transfer);
-  // Ends a run that PostOptions::held kept; the status is its result.
-  void release(Transfer& transfer, const Status& status);
+
+  // ---- runs with PostOptions::held, the ticket; they say no, or do nothing, when that run has ended
+
+  // Lets who checks use the local memory until end_check(): so long the run cannot end, only be cancelled.
+  bool begin_check(Transfer& transfer, uint64_t ticket);
+  void end_check(Transfer& transfer, uint64_t ticket);
+  bool wants_check(Transfer& transfer, uint64_t ticket);
+  // Ends the run; the status is its result.
+  void release(Transfer& transfer, uint64_t ticket, const Status& status);
 
   Notices& notices() { return *notices_; }
 
@@ -156,6 +163,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // True when the slice will be tried again; otherwise it is to be settled.
   bool on_failure(Slice& slice, Status status);
   bool reroute(Slice& slice, Code code);  // (m)
+
+  // checking.cpp
+  bool rest(Transfer& transfer);
+  static bool is_resting(const Transfer& transfer, uint64_t ticket);  // (m)
 
   // cancelling.cpp
   void cancel_slices(Transfer& transfer);  // (m)

@@ -21,7 +21,7 @@ struct Notice {
   std::string region;
   std::string text;
   std::shared_ptr<Transfer> transfer;  // of kHeld
-  uint64_t epoch = 0;                  // of kFence: which incarnation of the peer
+  uint64_t token = 0;  // of kFence: which incarnation of the peer; of kHeld: PostOptions::held
 };
 
 class Notices {

@@ -22,7 +22,7 @@ void Engine::ask_for_notices(const Peer& peer) {
 // When a run begins: a notice of it keeps a place among its slices.
 void Engine::reserve_notice(Transfer& t) {
   Message* message = t.options.message.get();
-  if (message == nullptr || !has_notices_ || t.opcode != MC_WRITE || t.options.held ||
+  if (message == nullptr || !has_notices_ || t.opcode != MC_WRITE || t.options.held != 0 ||
       t.options.stream != nullptr || !t.remote->peer()->ticket->given())
     return;
   Slice& slice = *new_slice(t);

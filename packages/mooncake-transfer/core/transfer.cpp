@@ -48,6 +48,8 @@ bool Transfer::begin(const PostOptions& post) {
   }
   cancelled = false;
   finishing = false;
+  resting = false;
+  checked = false;
   failed_questions = kNotAsked;
   turn_slices = 0;
   turn_bytes = 0;

@@ -21,7 +21,7 @@ struct PostOptions {
   // For the peer, told once every byte is at its place and before the transfer counts as done; when that
   // fails, so does the transfer. A new one for each run.
   std::shared_ptr<Message> message;
-  bool held = false;  // not done until release(): someone checks what was moved
+  uint64_t held = 0;  // not 0: not done until release(), as someone checks what was moved; names the run
 };
 
 class Transfer : public std::enable_shared_from_this<Transfer> {
@@ -91,6 +91,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   Transfer* previous_active = nullptr;
   Transfer* next_active = nullptr;
   bool active = false;
+  bool resting = false;  // held, and every byte has moved: no driver uses its memory
+  bool checked = false;  // who checks it uses its memory
 
  private:
   std::atomic<State> state_{State::kPrepared};

@@ -49,6 +49,11 @@ class Channel:
 class Region:
     """Registered local memory."""
 
+    def enter(self) -> bool:
+        """Keeps it from being closed; false when it is closing."""
+
+    def leave(self) -> None: ...
+
 class Peer:
     """Another engine, as the drivers reach it."""
 
@@ -88,7 +93,7 @@ class Engine:
 
     def next_notice(self, timeout_s: float) -> tuple[str, str, str, str, str, int] | None:
         """
-        Kind, peer, rail, region, text and a token: of the held transfer, or the epoch of the peer.
+        Kind, peer, rail, region, text and a token: of the held run, or the epoch of the peer.
         """
 
     def fence_orders(self, epoch: int) -> list[tuple[int, int, str, str, bytes]]:
@@ -117,7 +122,7 @@ class Transfer:
     @overload
     def __init__(self, engine: Engine, write: bool, local: Region, remote: RemoteRegion, timeout_s: float, length: int, outer: int, local_base: int, local_stride: int, local_outer_stride: int, local_index: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], remote_base: int, remote_stride: int, remote_outer_stride: int, remote_index: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
-    def launch(self, *, priority: str | None = None, deadline_s: float | None = None, notify: tuple[str, bytes] | None = None, stream: int = 0, held: bool = False) -> Transfer: ...
+    def launch(self, *, priority: str | None = None, deadline_s: float | None = None, notify: tuple[str, bytes] | None = None, stream: int = 0, held: int = 0) -> Transfer: ...
 
     def wait(self, timeout_s: float | None = None) -> None: ...
 
@@ -127,12 +132,18 @@ class Transfer:
 
     def signal_when_done(self, event_fd: int) -> None: ...
 
-    def release(self, failure: bytes) -> None: ...
+    def release(self, ticket: int, failure: bytes) -> None: ...
+
+    def begin_check(self, ticket: int) -> bool: ...
+
+    def end_check(self, ticket: int) -> None: ...
+
+    def wants_check(self, ticket: int) -> bool: ...
+
+    def call_peer(self, ticket: int, connection: int, method: str, body: bytes, timeout_s: float) -> tuple[bool, bytes]:
+        """As Channel.call, but ends early when the held run is cancelled."""
 
     def blocks_into(self, begin: int, out: Annotated[NDArray[numpy.uint64], dict(shape=(None, 3), order='C', device='cpu')]) -> int: ...
-
-    @property
-    def token(self) -> int: ...
 
     @property
     def write(self) -> bool: ...

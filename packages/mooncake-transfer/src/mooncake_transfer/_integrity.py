@@ -7,12 +7,18 @@ anywhere on the way (in a NIC, on a wire, in a driver) is found. Blocks that dif
 from __future__ import annotations
 
 import hmac
+import itertools
+import logging
+import os
 import random
+import select
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -20,9 +26,16 @@ import numpy.typing as npt
 import xxhash
 
 from mooncake_transfer import _wire
-from mooncake_transfer._errors import EngineClosed, RegionRefused, RegionUnknown, TransferError
+from mooncake_transfer._errors import (
+    ConfigError,
+    EngineClosed,
+    PeerIncompatible,
+    RegionRefused,
+    RegionUnknown,
+    TransferError,
+)
 from mooncake_transfer.memory import MemoryKind
-from mooncake_transfer.peer import CHECKSUM_METHOD, Caller
+from mooncake_transfer.peer import CHECKSUM_METHOD, Caller, Peer
 
 if TYPE_CHECKING:
     from mooncake_transfer.engine import TransferEngine
@@ -32,93 +45,227 @@ if TYPE_CHECKING:
 ATTEMPTS = 3
 RANGE_BYTES = 1 << 20
 """What one checksum covers: the unit that is moved again."""
-RANGES_PER_CALL = 4096
 BYTES_PER_CALL = 256 << 20
 ROWS_PER_FETCH = 1 << 16
 
+THREADS_PER_PEER = 2
+JOIN_S = 5.0
+LOOK_S = 0.05
+"""How soon a move that repeats another one notices that the other was cancelled."""
+
+log = logging.getLogger(__name__)
+
+Checksum = Annotated[int, msgspec.Meta(ge=0)]  # msgpack has no number beyond 64 bits
 Rows = npt.NDArray[np.uint64]
 
 
+class _Ended(Exception):
+    """The run was cancelled, or its time is up: nobody wants to know any more."""
+
+
+class _Lane:
+    """The runs of one peer that wait to be compared, and how many threads do so."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Check] = deque()
+        self.threads = 0
+
+
 class Integrity:
-    """Verifies the transfers of one engine, on threads of its own."""
+    """Verifies the transfers of one engine, on threads of each peer: one that hangs holds up nobody else."""
 
     def __init__(self, engine: TransferEngine, sample: float | None):
         """``sample``: the share of blocks to compare; None compares all."""
         self._engine = weakref.ref(engine)
         self._sample = sample
         self._lock = threading.Lock()
+        self._tickets = itertools.count(1)
         self._running: dict[int, Transfer] = {}
-        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="mooncake-integrity")
+        self._lanes: dict[Peer, _Lane] = {}
+        self._threads: set[threading.Thread] = set()
+        self._stopping = False
 
-    def expect(self, transfer: Transfer) -> None:
-        """Keep a transfer until the core says that its bytes have moved."""
+    def expect(self, transfer: Transfer) -> int:
+        """Keep a transfer until the core says that its bytes have moved; returns the ticket of this run.
+
+        Raises ConfigError when the peer would not tell its checksums.
+        """
+        if transfer.write and "r" not in transfer.remote.access:
+            raise ConfigError(
+                f"{_what(transfer)} cannot be verified: its descriptor allows access "
+                f"{transfer.remote.access!r}, and checksums are told to who may read; "
+                "ask for a descriptor with 'rw', or post with verify=False"
+            )
+        ticket = next(self._tickets)
         with self._lock:
-            self._running[transfer.token] = transfer
+            self._running[ticket] = transfer
+        return ticket
 
-    def forget(self, transfer: Transfer) -> None:
+    def forget(self, ticket: int) -> None:
         """Do not expect it any more: it could not be posted."""
         with self._lock:
-            self._running.pop(transfer.token, None)
+            self._running.pop(ticket, None)
 
-    def moved(self, token: int) -> None:
-        """Its bytes have moved: compare, then let it be done."""
+    def moved(self, ticket: int) -> None:
+        """No byte of it moves any more: compare when it went well, then let it be done."""
         with self._lock:
-            transfer = self._running.pop(token)
-        self._pool.submit(self._verify, transfer)
+            transfer = self._running.pop(ticket)
+            if self._stopping or not transfer.wants_check(ticket):
+                return
+            lane = self._lanes.setdefault(transfer.remote.peer, _Lane())
+            lane.waiting.append(_Check(self._engine, transfer, ticket, self._sample))
+            if lane.threads == THREADS_PER_PEER:
+                return
+            lane.threads += 1
+            peer = transfer.remote.peer
+            name = f"mooncake-integrity {peer.address}"
+            thread = threading.Thread(target=self._run, args=(peer, lane), name=name, daemon=True)
+            self._threads.add(thread)
+        thread.start()
 
     def stop(self) -> None:
-        """End the threads."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """End the threads; core and channel are closed already."""
+        with self._lock:
+            self._stopping = True
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(JOIN_S)
 
-    def _verify(self, transfer: Transfer) -> None:
-        failure = ""
+    def _run(self, peer: Peer, lane: _Lane) -> None:
+        while True:
+            with self._lock:
+                if self._stopping or not lane.waiting:
+                    lane.threads -= 1
+                    if lane.threads == 0:
+                        del self._lanes[peer]
+                    self._threads.discard(threading.current_thread())
+                    return
+                check = lane.waiting.popleft()
+            try:
+                check.run()
+            except Exception:  # its transfer has ended as failed; the others of this peer have their turn
+                log.exception("comparing what was moved to or from %s failed", peer.address)
+
+
+class _Check:
+    """The comparison of one run, which may be cancelled at any moment."""
+
+    def __init__(
+        self,
+        engine: weakref.ref[TransferEngine],
+        transfer: Transfer,
+        ticket: int,
+        sample: float | None,
+    ):
+        self._engine = engine
+        self._transfer = transfer
+        self._ticket = ticket
+        self._sample = sample
+
+    def run(self) -> None:
+        """Compare, move again what differs, and end the transfer with what came of it."""
+        transfer = self._transfer
+        uncompared = f"{_what(transfer)}: the bytes have moved and could not be compared: "
+        failure = uncompared + "an error of this engine"
         try:
-            for rows in _fetch(transfer, self._sample):
-                failure = failure or self._verify_rows(transfer, rows)
+            failure = self._verify()
         except TransferError as error:
-            failure = f"{_what(transfer)}: the bytes have moved and could not be compared: {error}"
-        transfer.release(failure.encode())
+            failure = uncompared + str(error)
+        except _Ended:
+            pass  # it has its result, which release() leaves as it is
+        finally:
+            transfer.release(self._ticket, failure.encode())
 
-    def _verify_rows(self, transfer: Transfer, rows: Rows) -> str:
+    def _verify(self) -> str:
+        failure = ""
+        for rows in _fetch(self._transfer, self._sample):
+            failure = failure or self._verify_rows(rows)
+        return failure
+
+    def _verify_rows(self, rows: Rows) -> str:
         for _ in range(ATTEMPTS):
-            rows = self._different(transfer, rows)
+            rows = self._different(rows)
             if not len(rows):
                 return ""
-            self._move_again(transfer, rows)
-        rows = self._different(transfer, rows)
+            self._move_again(rows)
+        rows = self._different(rows)
         if not len(rows):
             return ""
         local, remote, nbytes = (int(value) for value in rows[0])
         return (
-            f"{_what(transfer)}: {len(rows)} ranges still differ after they were moved {ATTEMPTS + 1} times, "
-            f"the first at local offset {local}, remote offset {remote}, {nbytes} bytes "
-            f"(moved over {', '.join(transfer.bytes_by_rail)}); test the memory and the network of both"
+            f"{_what(self._transfer)}: {len(rows)} ranges still differ after they were moved "
+            f"{ATTEMPTS + 1} times, the first at local offset {local}, remote offset {remote}, "
+            f"{nbytes} bytes (moved over {', '.join(self._transfer.bytes_by_rail)}); "
+            "test the memory and the network of both"
         )
 
-    def _move_again(self, transfer: Transfer, rows: Rows) -> None:
-        engine = self._engine()
+    @contextmanager
+    def _memory(self) -> Iterator[None]:
+        """While the local memory is used: a cancelled run ends only afterwards."""
+        if not self._transfer.begin_check(self._ticket):
+            raise _Ended
+        try:
+            yield
+        finally:
+            self._transfer.end_check(self._ticket)
+
+    def _move_again(self, rows: Rows) -> None:
+        engine, transfer = self._engine(), self._transfer
         if engine is None:
             raise EngineClosed("the engine is closing")
-        again = engine.prepare_write if _writes(transfer) else engine.prepare_read
-        again(transfer.local, transfer.remote, rows).post(priority="high", verify=False).wait()
+        again = engine.prepare_write if transfer.write else engine.prepare_read
+        until_s = time.monotonic() + engine.config.transfer_timeout_s
+        with self._memory(), _signal() as signal:
+            part = again(transfer.local, transfer.remote, rows).post(priority="high", verify=False)
+            part.signal_when_done(signal)
+            while not part.done():
+                if not transfer.wants_check(self._ticket) or time.monotonic() >= until_s:
+                    part.cancel()
+                select.select([signal], [], [], LOOK_S)
+            part.wait()
 
-    def _different(self, transfer: Transfer, rows: Rows) -> Rows:
+    def _different(self, rows: Rows) -> Rows:
         """The rows whose bytes differ at the two ends."""
-        view = transfer.local.view()
-        wrong = []
-        for begin in range(0, len(rows), RANGES_PER_CALL):
-            part = rows[begin : begin + RANGES_PER_CALL]
-            ours = [xxhash.xxh3_64_intdigest(view[int(o) : int(o + n)]) for o, _, n in part]
-            wrong.append(part[np.array(ours, dtype=np.uint64) != _remote_checksums(transfer, part)])
-        return np.concatenate(wrong) if wrong else rows
+        with self._memory():
+            view = self._transfer.local.view()
+            ours = [xxhash.xxh3_64_intdigest(view[int(o) : int(o + n)]) for o, _, n in rows]
+        wrong: Rows = rows[np.array(ours, dtype=np.uint64) != self._remote_checksums(rows)]
+        return wrong
+
+    def _remote_checksums(self, rows: Rows) -> npt.NDArray[np.uint64]:
+        remote, engine = self._transfer.remote, self._engine()
+        if engine is None:
+            raise EngineClosed("the engine is closing")
+        limit_s = engine.config.call_timeout_s
+        del engine  # it may be given up while the peer is waited for
+        query = _wire.ChecksumQuery(remote._id, remote._key, [(int(o), int(n)) for _, o, n in rows])
+        try:
+            answer = remote.peer._call_for(
+                self._transfer, self._ticket, CHECKSUM_METHOD, msgspec.msgpack.encode(query), limit_s
+            )
+            sums = msgspec.msgpack.decode(answer, type=list[Checksum])
+        except msgspec.MsgspecError as error:
+            raise PeerIncompatible(f"{remote.peer.address} answers with no checksums: {error}") from None
+        except TransferError:
+            if not self._transfer.wants_check(self._ticket):
+                raise _Ended from None
+            raise
+        if len(sums) != len(rows):
+            raise PeerIncompatible(f"{remote.peer.address} has {len(sums)} checksums for {len(rows)} ranges")
+        return np.array(sums, dtype=np.uint64)
 
 
-def _writes(transfer: Transfer) -> bool:
-    return transfer.write
+@contextmanager
+def _signal() -> Iterator[int]:
+    signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    try:
+        yield signal
+    finally:
+        os.close(signal)
 
 
 def _what(transfer: Transfer) -> str:
-    verb = "write to" if _writes(transfer) else "read from"
+    verb = "write to" if transfer.write else "read from"
     return f"{verb} region {transfer.remote.name!r} of {transfer.remote.peer.address}"
 
 
@@ -150,15 +297,11 @@ def _cut(rows: Rows) -> Iterator[Rows]:
         yield rows[begin : begin + BYTES_PER_CALL // RANGE_BYTES]
 
 
-def _remote_checksums(transfer: Transfer, rows: Rows) -> npt.NDArray[np.uint64]:
-    remote = transfer.remote
-    query = _wire.ChecksumQuery(remote._id, remote._key, [(int(o), int(n)) for _, o, n in rows])
-    answer = remote.peer.call(CHECKSUM_METHOD, msgspec.msgpack.encode(query))
-    return np.array(msgspec.msgpack.decode(answer, type=list[int]), dtype=np.uint64)
-
-
 class Checksums:
-    """Handler of CHECKSUM_METHOD: the checksums of ranges, for who holds a key of the region."""
+    """Handler of CHECKSUM_METHOD: the checksums of ranges, for who holds a key that may read the region.
+
+    To others a checksum of a short range would tell what it holds.
+    """
 
     def __init__(self, engine: weakref.ref[TransferEngine]):
         self._engine = engine
@@ -170,21 +313,31 @@ class Checksums:
         if engine is None:
             raise EngineClosed("the engine is closing")
         region = engine._regions.get(query.region_id)
-        if region is None or not _holds(region, query.key):
-            raise RegionRefused(f"no region {query.region_id} has this key")
+        if region is None or not _may_read(region, query.key):
+            raise RegionRefused(f"no region {query.region_id} may be read with this key")
         if region.kind is not MemoryKind.DRAM:
             raise RegionUnknown(
                 f"region {region.name!r} is of kind {region.kind.name}, which has no checksum"
             )
-        view = region.view()
-        sums = []
-        for offset, nbytes in query.ranges:
-            if offset < 0 or nbytes < 0 or offset + nbytes > region.nbytes:
-                raise RegionRefused(f"range ({offset}, {nbytes}) is outside region {region.name!r}")
-            sums.append(xxhash.xxh3_64_intdigest(view[offset : offset + nbytes]))
+        sums = [_checksum(region, query.key, offset, nbytes) for offset, nbytes in query.ranges]
         return msgspec.msgpack.encode(sums)
 
 
-def _holds(region: Region, key: bytes) -> bool:
-    known = [region.key, *region._granted]
-    return any([hmac.compare_digest(key, mine) for mine in known])
+def _checksum(region: Region, key: bytes, offset: int, nbytes: int) -> int:
+    if offset < 0 or nbytes < 0 or offset + nbytes > region.nbytes:
+        raise RegionRefused(f"range ({offset}, {nbytes}) is outside region {region.name!r}")
+    core = region._core
+    if core is None or not core.enter():
+        raise RegionRefused(f"region {region.name!r} is being closed")
+    try:
+        checksum: int = xxhash.xxh3_64_intdigest(region.view()[offset : offset + nbytes])
+    finally:
+        core.leave()
+    if not _may_read(region, key):  # afterwards: a key that is revoked meanwhile is told nothing
+        raise RegionRefused(f"the key of region {region.name!r} was revoked")
+    return checksum
+
+
+def _may_read(region: Region, key: bytes) -> bool:
+    readers = [granted for granted, access in list(region._granted.items()) if "r" in access]
+    return any([hmac.compare_digest(key, mine) for mine in (region.key, *readers)])

@@ -100,6 +100,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             serves none. Needs the extra ``metrics``.
         rails: how transfers are spread over several NICs or addresses, and when one is given up.
         integrity: compare checksums (xxh3-64) of both ends after moving: ``off``, ``sample`` or ``full``.
+            Then a write with a descriptor of access ``w`` needs ``verify=False``.
             Bytes that differ are moved again; ``wait()`` raises IntegrityError when that does not help.
         integrity_sample: with ``sample``, the share of blocks that is compared, 0 to 1.
     """

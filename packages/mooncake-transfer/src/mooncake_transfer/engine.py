@@ -296,14 +296,17 @@ class TransferEngine:
                 f"this is the own key of region {region.name!r}, which ends with its close(); "
                 "descriptor('r'), descriptor('w') and grant() make keys that can be revoked"
             )
-        if found.key not in region._granted:
+        if found.key not in region._granted and found.key not in region._revoking:
             raise ConfigError(
                 f"this descriptor of region {found.name!r} was not made by grant(), descriptor('r') or "
                 f"descriptor('w') of region {region.name!r}, or was revoked already"
             )
         limit_s = self._limit_s(timeout_s, self.config.close_timeout_s)
-        self._core.revoke(region._require_core(), found.key, limit_s)
-        region._granted.pop(found.key, None)
+        core = region._require_core()
+        region._revoking.add(found.key)
+        region._granted.pop(found.key, None)  # at once: checksums are told to nobody who has it
+        self._core.revoke(core, found.key, limit_s)
+        region._revoking.discard(found.key)
 
     def _encode_descriptor(
         self, region: Region, key: bytes, keys: _wire.DRIVER_BLOBS, access: Access
@@ -479,11 +482,11 @@ class TransferEngine:
         stream: int,
     ) -> None:
         self._require_owner()
-        self._verifier.expect(transfer)
+        held = self._verifier.expect(transfer)
         try:
-            transfer.launch(priority=priority, deadline_s=deadline_s, notify=notify, stream=stream, held=True)
-        except BaseException:
-            self._verifier.forget(transfer)
+            transfer.launch(priority=priority, deadline_s=deadline_s, notify=notify, stream=stream, held=held)
+        except Exception:  # not Ctrl-C: then it may be running, and is to be compared all the same
+            self._verifier.forget(held)
             raise
 
     def rails(self) -> list[RailStatus]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +17,7 @@ from mooncake_transfer._errors import PeerUnreachable, RegionRefused, RemoteErro
 if TYPE_CHECKING:
     from mooncake_transfer.engine import TransferEngine
     from mooncake_transfer.region import RemoteRegion
+    from mooncake_transfer.transfer import Transfer
 
 __all__ = ["Caller", "Peer"]
 
@@ -69,8 +72,23 @@ class Peer:
         handler ran is then unknown. Payload and answer hold at most 64 MiB.
         """
         limit_s = self._engine._limit_s(timeout_s, self._engine.config.call_timeout_s)
+        return self._answer(self._channel.call, method, payload, limit_s)
+
+    def _call_for(
+        self, transfer: Transfer, ticket: int, method: str, payload: bytes, limit_s: float
+    ) -> bytes:
+        """As ``call``, but ends early when that held run of the transfer is cancelled."""
+        return self._answer(functools.partial(transfer.call_peer, ticket), method, payload, limit_s)
+
+    def _answer(
+        self,
+        ask: Callable[[int, str, bytes, float], tuple[bool, bytes]],
+        method: str,
+        payload: bytes,
+        limit_s: float,
+    ) -> bytes:
         try:
-            failed, body = self._channel.call(self._connection, method, payload, limit_s)
+            failed, body = ask(self._connection, method, payload, limit_s)
         except PeerUnreachable as error:
             raise PeerUnreachable(
                 f"calling {method!r} of {self.address} (at most {limit_s:g} s): {error}"

@@ -44,6 +44,7 @@ class Region:
         self._memory = memory
         self._id = region_id
         self._granted: dict[bytes, str] = {}
+        self._revoking: set[bytes] = set()  # revoked, and perhaps still used by peers
         self.name = name
         self.nbytes = memory.nbytes
         self.address = memory.address

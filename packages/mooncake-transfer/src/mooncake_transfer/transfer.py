@@ -104,9 +104,11 @@ class Transfer(_core.Transfer):
                 and before the transfer counts as done.
             stream: a device stream (an integer handle, or an object of torch, cupy or cuda.core) in whose
                 order the bytes move. Only drivers of device memory follow streams; NoRoute otherwise.
-            verify: compare checksums of both ends; None: as ``TransferConfig.integrity`` says.
+            verify: compare checksums of both ends; None: as ``TransferConfig.integrity`` says. Needs a
+                descriptor that allows reading. Its deadlines hold for the comparison too.
 
-        Raises ConfigError while it is running, RegionClosed, EngineClosed.
+        Raises ConfigError while it is running, and for a write that is to be verified with a descriptor of
+        access ``w``; RegionClosed, EngineClosed.
         """
         if (verify is None and self._engine._integrity is None) or verify is False:
             if priority == "normal" and deadline_s is None and notify is None and stream is None:

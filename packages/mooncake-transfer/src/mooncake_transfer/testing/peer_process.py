@@ -10,6 +10,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,7 @@ __all__ = ["PeerProcess", "PeerProcessError"]
 
 ANSWER_S = 30.0
 EXIT_S = 10.0
+STOP_POLL_S = 0.001
 
 
 class PeerProcessError(AssertionError):
@@ -134,8 +136,13 @@ class PeerProcess:
         self.tell("read", number=number, descriptor=encoded, blocks=blocks, timeout_s=timeout_s)
 
     def pause(self) -> None:
-        """Stop it from running (SIGSTOP); its sockets and memory stay."""
+        """Stop it from running (SIGSTOP), all of its threads; its sockets and memory stay."""
         os.kill(self.pid, signal.SIGSTOP)
+        until_s = time.monotonic() + EXIT_S
+        while os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() > until_s:
+                raise PeerProcessError("", f"process {self.pid} did not stop within {EXIT_S:g} s")
+            time.sleep(STOP_POLL_S)
 
     def resume(self) -> None:
         """Let it run again."""
