@@ -15,7 +15,7 @@ SHM = Path("/dev/shm")
 OF_A_PROCESS = re.compile(r"(\d+):\d+:\d+")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _no_memory_of_killed_peers_stays() -> Iterator[None]:
     """The provider's own handler does not run in a process that is killed."""
     before = {entry.name for entry in SHM.iterdir()}
