@@ -14,6 +14,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 QEMU = "qemu-system-x86_64"
 BOOT_AND_RUN_S = 500
+NEEDS = {"--rdma": "rdma", "--nvmet": "nvme", "--nvme-connect": "nvme", "--cxl": "cxl"}
 
 
 def kernel_cache() -> Path:
@@ -28,6 +29,12 @@ def why_not() -> str:
     if not (kernel_cache() / "kernel/kernel.json").exists():
         return f"no guest kernel under {kernel_cache()}; run `hatch run lab --setup` first"
     return ""
+
+
+def set_up_with() -> set[str]:
+    """What the lab was set up with; less than everything after `--setup --with ...`."""
+    known = kernel_cache() / "groups"
+    return set(known.read_text().split()) if known.exists() else set()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,6 +60,11 @@ def lab(pytestconfig: pytest.Config) -> Callable[..., subprocess.CompletedProces
         pytest.skip(reason)
 
     def run(flags: list[str], command: list[str]) -> subprocess.CompletedProcess[str]:
+        if lacking := {NEEDS[flag] for flag in flags if flag in NEEDS} - set_up_with():
+            reason = f"the lab was set up without {', '.join(sorted(lacking))}"
+            if pytestconfig.getoption("--require-lab", default=False):
+                pytest.fail(reason)
+            pytest.skip(f"{reason}; run `hatch run lab --setup`, which sets up all")
         line = [
             sys.executable,
             str(HERE / "run.py"),

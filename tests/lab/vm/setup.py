@@ -24,6 +24,7 @@ PACKAGES = {
     "topology": ["iputils-ping", "pciutils", "hwloc-nox", "ethtool", "numactl"],
     "fabric": ["libfabric-bin", "libfabric-dev"],
 }
+GROUPS_FILE = "groups"  # in the cache: what it was set up with
 VOLATILE_CXL = (8, 2)  # the first QEMU that emulates CXL memory which is volatile
 
 
@@ -51,6 +52,9 @@ def set_up(cache: Path, groups: list[str], wanted_kernel: str | None) -> None:
     if kernel is None:
         raise LabError(f"{package} was unpacked, and there is no kernel under {cache}")
     build_initramfs(kernel)
+    known = cache / GROUPS_FILE
+    before = known.read_text().split() if known.exists() else []
+    known.write_text(" ".join(sorted({*before, *groups})) + "\n")
     accelerator = probe_kvm(cache, kernel)
     version = ".".join(map(str, qemu_version()))
     took_s = time.monotonic() - started_s
