@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <thread>
 
 #include "support/os.hpp"
 
 namespace mooncake::verbs {
 namespace {
+
+constexpr uint64_t kAnswerNs = 1'000'000'000;  // writing an answer into a socket's buffer takes far less
 
 unsigned rights_of(uint32_t access) {
   unsigned rights = 0;
@@ -119,6 +122,14 @@ Status Regions::revoke(Region& region, const uint8_t* key) {
       grant.opened.reset();
     }
     if (!found) return failed(MC_INVALID, "the memory has no such key");
+  }
+  // A question for the key that is being answered holds its registration for a moment.
+  uint64_t limit = driver::now_ns() + kAnswerNs;
+  for (const auto& registration : ended) {
+    while (registration.use_count() > 1) {
+      if (driver::now_ns() > limit) return failed(MC_TIMEOUT, "a peer is still being told of the key");
+      std::this_thread::yield();
+    }
   }
   return {};
 }

@@ -145,6 +145,7 @@ void Target::on_import(Session& session, const ImportRequest& request) {
   } else {
     refused_.fetch_add(1, std::memory_order_relaxed);
   }
+  opened.registration.reset();  // revoke() waits for it
   send(session, encode(answer));
 }
 
