@@ -262,7 +262,16 @@ class Mailbox {
 // Never destroyed: the engine may call until the process ends.
 std::array<nb::object*, kDrivers> factories{};
 
-std::string text_of(const nb::python_error& error) { return error.what(); }
+// Its type and message, without the traceback, which may be longer than any reason.
+std::string text_of(const nb::python_error& error) {
+  std::string text = nb::type_name(error.type()).c_str();
+  nb::object said = nb::steal(PyObject_Str(error.value().ptr()));
+  if (!said.is_valid()) {
+    PyErr_Clear();
+    return text;
+  }
+  return text + ": " + nb::cast<std::string>(said);
+}
 
 // A number of its own for each driver, because a table's open() says nothing of whose it is.
 template <size_t N>
