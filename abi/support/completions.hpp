@@ -45,7 +45,9 @@ class Completions {
 
   // How many of `wanted` operations there is room for; each of them must be pushed once.
   size_t reserve(size_t wanted);
-  void push(std::span<Completion> finished);
+  void push(std::span<Completion> finished) { add(finished, true); }
+  // The same by who calls poll() next, or finds in arm() that something waits: nobody is woken for it.
+  void push_quietly(std::span<Completion> finished) { add(finished, false); }
 
   size_t poll(mc_completion* out, size_t capacity);
   // Wakes whoever armed it, for something that is no completion.
@@ -57,6 +59,8 @@ class Completions {
   void add_to(mc_stats& stats) const;
 
  private:
+  void add(std::span<Completion> finished, bool wake);
+
   const size_t depth_;
   UniqueFd event_;
   std::atomic<size_t> outstanding_{0};  // accepted and not polled
@@ -83,7 +87,7 @@ inline size_t Completions::reserve(size_t wanted) {
   return taken;
 }
 
-inline void Completions::push(std::span<Completion> finished) {
+inline void Completions::add(std::span<Completion> finished, bool wake) {
   if (finished.empty()) return;
   auto lock = lock_soon(mutex_);
   for (Completion& item : finished) {
@@ -94,7 +98,7 @@ inline void Completions::push(std::span<Completion> finished) {
   }
   waiting_.store(finished_.size() - head_, std::memory_order_release);
   // With the lock held: a later arm() must find the descriptor written, or it could not make it unreadable.
-  if (std::exchange(armed_, false)) {
+  if (wake && std::exchange(armed_, false)) {
     eventfd_write(event_.get(), 1);
     signalled_ = true;
   }

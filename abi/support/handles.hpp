@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "mooncake_driver.h"
+#include "status.hpp"
 
 namespace mooncake::driver {
 
@@ -33,15 +34,15 @@ class HandleTable {
   HandleTable(const HandleTable&) = delete;
   HandleTable& operator=(const HandleTable&) = delete;
 
-  // 0 when the table is full (a million objects).
-  mc_handle add(std::shared_ptr<Object> object) {
+  // MC_NO_MEMORY when the table is full (a million objects).
+  Status add(std::shared_ptr<Object> object, mc_handle* given) {
     std::lock_guard lock(mutex_);
     uint32_t index = used_;
     if (!free_.empty()) {
       index = free_.back();
       free_.pop_back();
     } else if (used_ == kChunks * kChunkSlots) {
-      return 0;
+      return failed(MC_NO_MEMORY, "there are as many handles as there can be; release some");
     } else {
       auto& chunk = chunks_[index / kChunkSlots];
       if (chunk.load(std::memory_order_relaxed) == nullptr)
@@ -52,7 +53,8 @@ class HandleTable {
     slot.object = std::move(object);
     mc_handle handle = new_serial() << kIndexBits | index;
     slot.handle.store(handle, std::memory_order_release);
-    return handle;
+    *given = handle;
+    return {};
   }
 
   // Null for a handle that was never given or has been given back. The pointer holds until take().

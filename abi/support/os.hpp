@@ -1,6 +1,7 @@
 // The few operating-system services that every driver uses.
 #pragma once
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/random.h>
@@ -75,6 +76,12 @@ inline std::unique_lock<std::mutex> lock_soon(std::mutex& mutex) {
     relax();
   }
   return std::unique_lock(mutex);
+}
+
+// Whether no one can cut the file short any more: only then is touching a mapping of it free of SIGBUS.
+inline bool sealed_against_shrinking(int fd) {
+  int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
 }
 
 inline Status fill_random(void* bytes, size_t length) {

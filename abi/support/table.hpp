@@ -36,10 +36,7 @@ class Table : private Calls<Endpoint> {
       if (endpoint == nullptr) return missing("endpoint");
       std::shared_ptr<Endpoint> made;
       if (Status status = Endpoint::open(options, count, made); !status.ok()) return status;
-      mc_handle handle = endpoints().add(std::move(made));
-      if (handle == 0) return failed(MC_NO_MEMORY, "there are as many endpoints as there can be");
-      *endpoint = handle;
-      return Status{};
+      return endpoints().add(std::move(made), endpoint);
     });
   }
 
@@ -162,7 +159,7 @@ class Table : private Calls<Endpoint> {
 
   static mc_status arm(mc_handle handle) {
     return with(handle, [&](Endpoint& endpoint) {
-      return endpoint.arm() ? Status{} : failed(MC_AGAIN, "poll: something has finished or waits for help");
+      return endpoint.arm() ? Status{} : failed(MC_AGAIN, "poll first");
     });
   }
 

@@ -115,6 +115,18 @@ class Session {
     if (!broken_ && ssl_ != nullptr)
       run([&](const Library& l) { return l.SSL_shutdown(ssl_.get()) < 0 ? -1 : 1; });
   }
+  // The certificate that the peer has shown and that was verified, as DER; empty before the handshake is
+  // done.
+  std::string peer_certificate() const {
+    const Library& ssl = Library::get();
+    SslSession* session = ssl_ != nullptr ? ssl.SSL_get_session(ssl_.get()) : nullptr;
+    void* certificate = session != nullptr ? ssl.SSL_SESSION_get0_peer(session) : nullptr;
+    int length = certificate != nullptr ? ssl.i2d_X509(certificate, nullptr) : 0;
+    if (length <= 0) return {};
+    std::string der(static_cast<size_t>(length), '\0');
+    auto* end = reinterpret_cast<unsigned char*>(der.data());
+    return ssl.i2d_X509(certificate, &end) == length ? der : std::string();
+  }
   const std::string& reason() const { return reason_; }
   // Whether the network failed, rather than the peer's certificate or its TLS.
   bool is_socket_error() const { return wire_->error != 0; }

@@ -17,6 +17,7 @@ namespace mooncake::tls {
 // What OpenSSL keeps private.
 struct Ssl;
 struct SslCtx;
+struct SslSession;
 struct Bio;
 
 // The functions of libssl and libcrypto that are used here. Loaded once for each shared object; never
@@ -49,6 +50,9 @@ struct Library {
   int (*SSL_shutdown)(Ssl*) = nullptr;
   int (*SSL_get_error)(const Ssl*, int) = nullptr;
   long (*SSL_get_verify_result)(const Ssl*) = nullptr;
+  SslSession* (*SSL_get_session)(const Ssl*) = nullptr;
+  void* (*SSL_SESSION_get0_peer)(SslSession*) = nullptr;
+  int (*i2d_X509)(const void*, unsigned char**) = nullptr;
   int (*X509_VERIFY_PARAM_set1_ip_asc)(void*, const char*) = nullptr;
   const char* (*X509_verify_cert_error_string)(long) = nullptr;
   unsigned long (*ERR_get_error)() = nullptr;
@@ -155,6 +159,7 @@ inline Library::Library() {
   MC_TLS_BIND(SSL_set_bio), MC_TLS_BIND(SSL_set_accept_state), MC_TLS_BIND(SSL_set_connect_state);
   MC_TLS_BIND(SSL_set1_host), MC_TLS_BIND(SSL_get0_param), MC_TLS_BIND(SSL_do_handshake);
   MC_TLS_BIND(SSL_read), MC_TLS_BIND(SSL_write), MC_TLS_BIND(SSL_shutdown), MC_TLS_BIND(SSL_get_error);
+  MC_TLS_BIND(SSL_get_session), MC_TLS_BIND(SSL_SESSION_get0_peer), MC_TLS_BIND(i2d_X509);
   MC_TLS_BIND(SSL_get_verify_result), MC_TLS_BIND(X509_VERIFY_PARAM_set1_ip_asc);
   MC_TLS_BIND(X509_verify_cert_error_string), MC_TLS_BIND(ERR_get_error), MC_TLS_BIND(ERR_clear_error);
   MC_TLS_BIND(ERR_reason_error_string), MC_TLS_BIND(BIO_meth_new), MC_TLS_BIND(BIO_meth_set_write);

@@ -10,14 +10,24 @@ from typing import Annotated
 
 import peers
 import typer
+from efa.command import efa
 from nvlink import nvlink
 from nvmeof.command import nvmeof
 from rich.console import Console
+from store.command import store
 from transfer.command import transfer
 from transfer.pools import cxl
 from verbs.command import verbs
 
-BENCHES = {"transfer": transfer, "cxl": cxl, "nvlink": nvlink, "nvmeof": nvmeof, "verbs": verbs}
+BENCHES = {
+    "transfer": transfer,
+    "cxl": cxl,
+    "efa": efa,
+    "nvlink": nvlink,
+    "nvmeof": nvmeof,
+    "store": store,
+    "verbs": verbs,
+}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 for name, bench in BENCHES.items():

@@ -44,7 +44,8 @@ NIXL = Environment(
     (("torch==2.13.0", "numpy"), ("--no-deps", "nixl_cu12==1.5.1")),
     (("nixl-cu12", "1.5.1"), ("torch", "2.13.0")),
 )
-ENVIRONMENTS = {"upstream": UPSTREAM, "nixl": NIXL}
+REDIS = Environment("rd", (("redis==8.1.0", "hiredis==3.5.0"),), (("redis", "8.1.0"), ("hiredis", "3.5.0")))
+ENVIRONMENTS = {"upstream": UPSTREAM, "nixl": NIXL, "redis": REDIS}
 
 LIST_VERSIONS = "import sys, importlib.metadata as m; print([m.version(name) for name in sys.argv[1:]])"
 
@@ -85,10 +86,10 @@ def _install(environment: Environment, home: Path, python: Path) -> None:
             raise PeerMissing(f"{environment.versions} cannot be installed: {lines[-1]}")
 
 
-def plain_copy_library(folder: Path) -> Path:
-    """Build the plain copy for this processor. Raises PeerMissing when there is no compiler."""
-    source = Path(__file__).with_name("agents") / "plain_copy.cpp"
-    library = folder / "plain_copy.so"
+def library_of(name: str, folder: Path) -> Path:
+    """Build ``agents/<name>.cpp`` for this processor. Raises PeerMissing when there is no compiler."""
+    source = Path(__file__).with_name("agents") / f"{name}.cpp"
+    library = folder / f"{name}.so"
     if library.exists() and library.stat().st_mtime > source.stat().st_mtime:
         return library
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,5 +97,5 @@ def plain_copy_library(folder: Path) -> Path:
     try:
         subprocess.run([*command, "-o", library, source], check=True, capture_output=True, timeout=120)
     except (OSError, subprocess.SubprocessError) as error:
-        raise PeerMissing(f"the plain copy cannot be compiled: {error}") from error
+        raise PeerMissing(f"{source.name} cannot be compiled: {error}") from error
     return library

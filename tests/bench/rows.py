@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 RATIO, VALUE = "ratio", "value"
+P99 = ("ours_p99_us", "peer_p99_us")  # names of details: microseconds of a call that 1 % of the calls exceed
 NOISE = "_others_cores"  # ends the names of details that tell how busy the rest of the machine was
 QUIET_CORES = 0.3
 
@@ -89,14 +90,30 @@ def write_json(rows: Sequence[Row], file: Path) -> None:
 
 
 def write_markdown(rows: Sequence[Row], file: Path) -> None:
-    """Write the table as Markdown, for a README."""
-    lines = ["| what | unit | ours | peer | peer's | ratio | target | met |", "|---" * 8 + "|"]
+    """Write a Markdown table of each condition, to be copied into a README, and its count of targets."""
+    tables: dict[str, list[Row]] = {}
+    for row in rows:
+        tables.setdefault(row.details.get("condition", ""), []).append(row)
+    lines = []
+    for condition, those in tables.items():
+        lines += [f"{condition}:", ""] if condition and len(tables) > 1 else []
+        lines += [*_table(those), "", f"{conclusion(those)}.", ""]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines))
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    """Lines of one table. The 99th percentiles are there only if somebody measured them."""
+    with_p99 = any(key in row.details for row in rows for key in P99)
+    heads = ["what", "unit", "ours", "peer", "peer's", "ratio", "target", "met"]
+    lines = [heads + ["ours, p99 us", "peer's, p99 us"] * with_p99]
     for row in rows:
         ours, theirs, ratio = (_shown(value) for value in (row.ours, row.peer_value, row.ratio))
-        met = {None: "", True: "yes", False: "no"}[row.met]
+        met = {None: "", True: "yes", False: "**no**"}[row.met]
         cells = [row.what, row.unit, ours, row.peer, theirs, ratio, str(row.target or ""), met]
-        lines.append(f"| {' | '.join(cells)} |")
-    file.write_text("\n".join([*lines, "", conclusion(rows), ""]))
+        lines.append(cells + [_shown(row.details.get(key)) for key in P99] * with_p99)
+    lines.insert(1, ["---"] * len(lines[0]))
+    return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 def show(rows: Sequence[Row], console: Console) -> None:

@@ -13,3 +13,7 @@ from mooncake_transformers.cluster.testing import save_chat_model
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # One for each module: leftover processes are found by its path.
     return save_chat_model(tmp_path_factory.mktemp("faults") / "tiny-chat")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--churn", type=float, default=3.0, help="seconds that the store's keys are churned for")

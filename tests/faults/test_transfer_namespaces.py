@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from mooncake_transfer import TransferConfig, TransferEngine
+from mooncake_transfer.testing import PeerProcess
+from mooncake_transfer.testing.namespaces import NetworkPair, NetworkUnavailable
+from mooncake_transfer.testing.pattern import digest
 
 NBYTES = 1 << 20
 TIMES = 3
 
-# Reads and writes again and again, and says what went over which driver and what the engine logged.
+# Writes and reads again and again, and says what went over which driver and what the engine logged.
 INITIATOR = """
 import json, logging, sys
 from collections import Counter
@@ -23,23 +28,25 @@ logged = []
 
 class Collector(logging.Handler):
     def emit(self, record):
-        logged.append(record.getMessage())
+        fields = {name: getattr(record, name, "") for name in ("peer", "rail", "region")}
+        logged.append([record.getMessage(), fields])
 
 logging.getLogger("mooncake_transfer").addHandler(Collector(logging.WARNING))
 descriptor, nbytes, times = bytes.fromhex(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 moved = Counter()
-with TransferEngine(TransferConfig(drivers=("shm", "tcp"))) as engine:
+with TransferEngine(TransferConfig(drivers=("shm", "tcp"), host=sys.argv[4])) as engine:
     local = engine.allocate(nbytes)
     remote = engine.import_region(descriptor)
-    for number in range(times):
+    for number in range(1, times + 1):
+        local.view()[:] = bytes([number]) * nbytes
+        transfer = engine.write(local, remote, [[0, 0, nbytes]])
+        transfer.wait(20)
+        moved.update(transfer.bytes_by_driver)
+        local.view()[:] = bytes(nbytes)
         transfer = engine.read(local, remote, [[0, 0, nbytes]])
         transfer.wait(20)
         moved.update(transfer.bytes_by_driver)
         assert bytes(local.view()) == bytes([number]) * nbytes
-        local.view()[:] = bytes([number + 1]) * nbytes
-        transfer = engine.write(local, remote, [[0, 0, nbytes]])
-        transfer.wait(20)
-        moved.update(transfer.bytes_by_driver)
 print(json.dumps([moved, logged]))
 """
 
@@ -56,9 +63,14 @@ def unshared(*kinds: str) -> list[str]:
     return command
 
 
-def moved_and_logged(before: list[str], descriptor: bytes) -> tuple[dict[str, int], list[str]]:
+Logged = list[tuple[str, dict[str, str]]]  # message and fields of each record
+
+
+def moved_and_logged(
+    before: list[str], descriptor: bytes, host: str = "127.0.0.1"
+) -> tuple[dict[str, int], Logged]:
     """Run the initiator after ``before``; return bytes by driver, and the warnings of its engine."""
-    command = [*before, sys.executable, "-c", INITIATOR, descriptor.hex(), str(NBYTES), str(TIMES)]
+    command = [*before, sys.executable, "-c", INITIATOR, descriptor.hex(), str(NBYTES), str(TIMES), host]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     moved, logged = json.loads(done.stdout)
@@ -72,7 +84,7 @@ def test_foreign_memory_beyond_a_pid_namespace_goes_over_tcp_with_the_reason_tol
         moved, logged = moved_and_logged(before, region.descriptor())
         assert memory == bytes([TIMES]) * NBYTES
     assert moved == {"tcp": 2 * TIMES * NBYTES}
-    (reason,) = logged
+    ((reason, _),) = logged
     assert "shm" in reason
     assert "not visible from this pid namespace" in reason
 
@@ -84,3 +96,32 @@ def test_allocated_memory_is_shared_beyond_a_pid_namespace() -> None:
         assert bytes(region.view()) == bytes([TIMES]) * NBYTES
     assert moved == {"shm": 2 * TIMES * NBYTES}
     assert logged == []
+
+
+@pytest.fixture
+def network() -> Iterator[NetworkPair]:
+    try:
+        network = NetworkPair()
+    except NetworkUnavailable as error:
+        pytest.skip(str(error))
+    with network:
+        yield network
+
+
+def test_allocated_memory_of_another_container_goes_over_tcp_with_the_reason_told_once(
+    network: NetworkPair,
+) -> None:
+    """Two processes with namespaces of their own (network, ipc, pid, mount, uts), as containers have them."""
+    apart = unshared("--ipc", "--pid", "--mount", "--uts", "--fork", "--kill-child")
+    containers = [[*network.inside(end), *apart] for end in (0, 1)]
+    config = TransferConfig(drivers=("shm", "tcp"), host=network.addresses[0])
+    with PeerProcess(config, prefix=containers[0]) as owner:
+        region = owner.allocate(NBYTES, 0)
+        moved, logged = moved_and_logged(containers[1], region.descriptor, network.addresses[1])
+        assert owner.digest(region.number) == digest(np.full(NBYTES, TIMES, dtype=np.uint8))
+        assert moved == {"tcp": 2 * TIMES * NBYTES}
+        ((reason, fields),) = logged
+        assert "in another network namespace of this host" in reason
+        assert fields["peer"] == owner.address
+        assert fields["rail"] == "shm"
+        assert fields["region"].startswith("owned-")  # as the peer's process names what it owns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ ALL = [[0, 0, NBYTES]]
 DEADLINE_S = 20.0
 # What a driver may take to see that a peer is silent, beside what the test set it to.
 NOTICE_S = 10.0
+# The causes that messages are to have, in the words of whoever notices first.
+ENDED = r"[Cc]onnection (was )?(reset|refused)|Broken pipe|closed the connection"
+WAITS = r"bytes were moved, the rest waits for "
 QUICK = {"connect_timeout_ms": 1000, "dead_peer_timeout_ms": 1000}
 
 both_ways = pytest.mark.parametrize("direction", ["read", "write"])
@@ -78,12 +82,12 @@ def way() -> Iterator[Way]:
         yield way
 
 
-def check_names(error: TransferError, way: Way) -> None:
-    """Who, by which driver, and why."""
+def check_names(error: TransferError, way: Way, cause: str) -> None:
+    """Who, by which driver, and why: the cause as a pattern."""
     text = str(error)
     assert way.owner.address in text
     assert "tcp" in text
-    assert len(text) > len(way.owner.address) + 20
+    assert re.search(cause, text)
 
 
 @both_ways
@@ -96,7 +100,7 @@ def test_a_half_open_connection_holds_nobody_beyond_his_deadline(way: Way, direc
     with pytest.raises(TransferTimeout) as caught:
         transfer.wait(0.3)
     assert time.monotonic() - began < 0.3 + NOTICE_S
-    check_names(caught.value, way)
+    check_names(caught.value, way, WAITS)
     assert transfer.done()
     way.data.heal()
     way.check_works()
@@ -110,7 +114,7 @@ def test_a_peer_whose_way_ends_and_lets_nobody_in_is_given_up_before_any_deadlin
     way.data.cut()
     with pytest.raises(PeerUnreachable) as caught:
         way.begin(direction).wait(DEADLINE_S)
-    check_names(caught.value, way)
+    check_names(caught.value, way, ENDED)
     way.data.heal()
     way.check_works()
 
@@ -127,7 +131,7 @@ def test_a_connection_that_ends_in_the_middle_is_made_anew(way: Way, direction: 
     try:
         transfer.wait(DEADLINE_S)  # the engine may have gone on over a new connection
     except PeerUnreachable as error:
-        check_names(error, way)
+        check_names(error, way, ENDED)
     way.data.heal()
     way.check_works()
 
@@ -211,10 +215,13 @@ def test_bytes_arrive_over_a_long_and_lossy_wire(network: NetworkPair, ends: lis
     """1 % of the packets lost, 50 ms each way."""
     source, target = ends[0].allocate(SMALL, 1), ends[1].allocate(SMALL, 2)
     network.wire(delay_s=0.05, loss=0.01)
-    for seed in (3, 4):
+    for seed in range(3, 23):
         began = time.monotonic()
         check_write(ends, target, source, seed)
         assert time.monotonic() - began > 0.1
+        if seed > 3 and network.lost_packets:
+            return
+    pytest.fail("20 writes over a wire that loses 1 % of its packets, and none was lost")
 
 
 @pytest.mark.parametrize("how", ["interface", "cable"])

@@ -55,7 +55,7 @@ class Link:
 
     def __init__(self, name: str):
         self.name = name
-        self.table = str(100 + NICS.index(name))
+        self.table = str(100 + int(name.removeprefix("lab")))
         self.routes = self._ip("route", "show", "table", self.table).splitlines()
 
     def down(self) -> None:

@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -20,6 +21,7 @@ def main() -> None:
     """Write one JSON document to standard output."""
     report = {
         "text": CliRunner().invoke(build_app(), ["topology"]).output,
+        "svg": drawing(),
         "topology": json.loads(CliRunner().invoke(build_app(), ["topology", "--json"]).output),
         "bound": {str(node): bound_pages(node) for node in (0, 1, 2)},
         "huge": huge_pages(),
@@ -27,6 +29,14 @@ def main() -> None:
         "transfer": transfer_to_far_memory(),
     }
     json.dump(report, sys.stdout)
+
+
+def drawing() -> str:
+    """What `mooncake topology --svg` draws."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "machine.svg"
+        CliRunner().invoke(build_app(), ["topology", "--svg", str(file)])
+        return file.read_text()
 
 
 def numa_maps_of(memory: Memory) -> str:

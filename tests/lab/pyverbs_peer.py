@@ -1,27 +1,32 @@
-"""An independent peer: a queue pair made by pyverbs, which reads and writes an endpoint's regions."""
+"""An independent peer: a queue pair made by pyverbs, for an endpoint's regions and notices."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import socket
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from mooncake_driver_verbs.testing import Control, Imported, QueuePairs, parse_address
+from mooncake_driver_verbs.testing import NOTICE_BYTES, Control, Imported, QueuePairs, parse_address
 
 DEBIAN = Path("/usr/lib/python3/dist-packages/pyverbs")
 POLL_S = 60.0
 
 
-def _pyverbs(module: str) -> Any:
-    """A module of pyverbs; of Debian's where this Python has none."""
+def find_pyverbs() -> None:
+    """Have this Python find pyverbs: Debian's, where it has none of its own."""
     if DEBIAN.is_dir() and not any(Path(path, "pyverbs").exists() for path in sys.path):
         folder = tempfile.mkdtemp()
         Path(folder, "pyverbs").symlink_to(DEBIAN)
         sys.path.append(folder)
+
+
+def _pyverbs(module: str) -> Any:
+    find_pyverbs()
     return importlib.import_module(f"pyverbs.{module}")
 
 
@@ -45,7 +50,8 @@ class PyverbsPeer:
         port = self.context.query_port(1)
         mine = QueuePairs(((self.qp.qp_num, 0),), bytes.fromhex(gid.replace(":", "")), port.active_mtu)
         self.control = Control(parse_address(address))
-        self._connect(mine, self.control.greet(mine, os.urandom(16)))
+        self.theirs = self.control.greet(mine, os.urandom(16))
+        self._connect(mine, self.theirs)
 
     def _ipv4_gid(self) -> int:
         for index in range(4):
@@ -71,18 +77,34 @@ class PyverbsPeer:
     def write(self, region: Imported, data: bytes, *, rkey: int | None = None) -> int:
         """Write to the front of a region; returns the completion's status."""
         self.mr.write(data, len(data))
-        return self._move(self.e.IBV_WR_RDMA_WRITE, region, len(data), rkey)
+        to = (region.rkeys[0] if rkey is None else rkey, region.address)
+        return self._move(self.e.IBV_WR_RDMA_WRITE, len(data), to)
 
     def read(self, region: Imported, nbytes: int) -> tuple[int, bytes]:
         """Read from the front of a region; returns the completion's status and the bytes."""
-        status = self._move(self.e.IBV_WR_RDMA_READ, region, nbytes, None)
+        status = self._move(self.e.IBV_WR_RDMA_READ, nbytes, (region.rkeys[0], region.address))
         return status, bytes(self.mr.read(nbytes, 0))
 
-    def _move(self, opcode: int, region: Imported, nbytes: int, rkey: int | None) -> int:
+    def notify(self, place: int, data: bytes) -> int:
+        """Write a notice into a place of the endpoint; returns the completion's status."""
+        places = self.theirs.places
+        assert places is not None
+        self.mr.write(data, len(data))
+        to = (places.rkey, places.address + place * NOTICE_BYTES)
+        return self._move(self.e.IBV_WR_RDMA_WRITE_WITH_IMM, len(data), to, socket.htonl(place))
+
+    def send(self, data: bytes) -> int:
+        """Send a notice as a message, as older peers do; returns the completion's status."""
+        self.mr.write(data, len(data))
+        return self._move(self.e.IBV_WR_SEND, len(data))
+
+    def _move(self, opcode: int, nbytes: int, to: tuple[int, int] | None = None, immediate: int = 0) -> int:
         wr = _pyverbs("wr")
         sge = wr.SGE(self.mr.buf, nbytes, self.mr.lkey)
-        request = wr.SendWR(opcode=opcode, num_sge=1, sg=[sge], send_flags=self.e.IBV_SEND_SIGNALED)
-        request.set_wr_rdma(region.rkeys[0] if rkey is None else rkey, region.address)
+        signalled = self.e.IBV_SEND_SIGNALED
+        request = wr.SendWR(opcode=opcode, num_sge=1, imm_data=immediate, sg=[sge], send_flags=signalled)
+        if to is not None:
+            request.set_wr_rdma(*to)
         self.qp.post_send(request)
         end_s = time.monotonic() + POLL_S
         while time.monotonic() < end_s:

@@ -50,6 +50,15 @@ def test_bytes_of_a_pci_drive_are_right_with_passthrough_on(reports: list[dict[s
     assert report["edge"]
 
 
+def test_passthrough_goes_by_commands_to_the_character_device(
+    reports: list[dict[str, Any]],
+) -> None:
+    (report,) = [each for each in reports if each.get("passthrough")]
+    assert report["opened"]
+    # The driver's second ring takes nothing but NVMe commands, and sends what they may not do to threads.
+    assert (report["common"], report["commands"]) == (0, 32)
+
+
 def test_a_target_that_was_taken_away_under_load_is_used_again(reports: list[dict[str, Any]]) -> None:
     (report,) = [each for each in reports if each.get("taken_away")]
     assert "nvme-tcp" in report["error"]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -73,6 +74,14 @@ def test_far_memory_comes_with_the_firmwares_figures(guest: dict[str, Any]) -> N
     assert near["read_latency_ns"] == 80
     assert far["tier"] > near["tier"]
     assert re.search(r"node 2: no CPUs, .*400 ns, 4\.29 GB/s, tier \d+", guest["text"])
+
+
+def test_the_drawing_shows_every_node_and_device(guest: dict[str, Any]) -> None:
+    words = " ".join(ElementTree.fromstring(guest["svg"]).itertext())
+    for node in guest["topology"]["nodes"]:
+        assert f"node {node['index']}" in words
+    for device in guest["topology"]["devices"]:
+        assert device["name"] in words
 
 
 @pytest.mark.parametrize("node", [0, 1, 2])

@@ -5,7 +5,6 @@
 //
 //   channel_fuzz [malformed frames, default 20000] [seed, default from the clock; printed]
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,40 +18,18 @@
 #include <thread>
 
 #include "channel.hpp"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;  // freed memory stays in quarantine, so growth says nothing
-#else
-constexpr bool kSanitized = false;
-#endif
+#include "leftovers.hpp"
 
 namespace {
 
 using namespace mooncake;
 
 constexpr uint64_t kBatch = 1000;
-constexpr size_t kAllowedGrowth = 48u << 20;
 
 void require(bool holds, const std::string& what) {
   if (holds) return;
   fprintf(stderr, "channel_fuzz: %s\n", what.c_str());
   _Exit(1);
-}
-
-size_t open_descriptors() {
-  DIR* folder = opendir("/proc/self/fd");
-  size_t count = 0;
-  while (readdir(folder) != nullptr) ++count;
-  closedir(folder);
-  return count;
-}
-
-size_t resident_bytes() {
-  FILE* file = fopen("/proc/self/statm", "r");
-  unsigned long total = 0, resident = 0;
-  require(fscanf(file, "%lu %lu", &total, &resident) == 2, "no /proc/self/statm");
-  fclose(file);
-  return resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
 using Random = std::mt19937_64;
@@ -204,7 +181,8 @@ int main(int count, char** words) {
   std::string hello;
   Status status = friendly.connect("127.0.0.1", target.port(), deadline_after(10), &good, &hello);
   require(status.ok(), status.reason);
-  size_t descriptors = open_descriptors(), memory = 0;
+  size_t descriptors = sanitized::open_descriptors();
+  sanitized::Leftovers leftovers;
   for (uint64_t done = 0; done < frames; ++done) {
     if (done % 16 != 15) {  // a stranger comes
       play(connect_plainly(target.port()), random, scene(random, below(random, 4) != 0, kTypeHello));
@@ -215,19 +193,18 @@ int main(int count, char** words) {
     std::string reply, failure, body = noise(random, 100);
     status = friendly.call(good, "echo", body, deadline_after(10), &reply, &failure);
     require(status.ok() && reply == body, "a good peer got no answer: " + status.reason);
-    if (memory == 0) memory = resident_bytes();  // after the first batch: everything has its size
+    if (done < frames / 2) leftovers.halfway();
   }
   uint64_t until = deadline_after(10);
-  while (open_descriptors() > descriptors && now_ns() < until) usleep(1000);
-  size_t left = open_descriptors() - descriptors, grown = resident_bytes() - memory;
+  while (sanitized::open_descriptors() > descriptors && now_ns() < until) usleep(1000);
+  size_t left = sanitized::open_descriptors() - descriptors;
   require(left == 0, std::to_string(left) + " descriptors are left over");
-  if (!kSanitized && memory != 0 && resident_bytes() > memory)
-    require(grown < kAllowedGrowth, std::to_string(grown >> 20) + " MiB are left over");
+  require(leftovers.fine(), std::to_string(leftovers.grown() >> 10) + " KiB are left over");
   stop = true;
   answering.join();
   taking.join();
   close(server);
-  printf("channel_fuzz: answered to the end; %zu descriptors, %ld KiB more than after the first batch\n",
-         left, memory == 0 ? 0 : (static_cast<long>(resident_bytes()) - static_cast<long>(memory)) / 1024);
+  printf("channel_fuzz: %llu frames, answered to the end; 0 descriptors and %zu KiB more than halfway\n",
+         static_cast<unsigned long long>(frames), leftovers.grown() >> 10);
   return 0;
 }

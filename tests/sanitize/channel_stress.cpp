@@ -35,9 +35,11 @@ void require(bool holds, const std::string& what) {
 }
 
 void answer(Channel& channel, const std::atomic<bool>& stop) {
-  Event event;
-  while (!stop) {
-    if (!channel.next_request(mooncake::deadline_after(0.05), &event)) continue;
+  Event event{};
+  for (uint64_t after = 0; !stop;) {
+    bool asked = channel.next_request(mooncake::deadline_after(0.05), &event, after);
+    after = asked ? event.connection : 0;
+    if (!asked) continue;
     std::string hello;
     channel.hello_of(event.connection, &hello);
     channel.reply(event.connection, event.request, event.method == "fail", event.body);

@@ -1,9 +1,14 @@
 #include "driver_endpoint.hpp"
 
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <chrono>
+
+#include "device_memory.hpp"
 
 namespace sanitized {
 
@@ -14,17 +19,35 @@ constexpr double kSubmitS = 30;
 
 }  // namespace
 
-Pages::Pages(size_t size) : size(size), fd(memfd_create("sanitized", MFD_CLOEXEC)) {
-  require(fd >= 0 && ftruncate(fd, static_cast<off_t>(size)) == 0, "memory");
-  void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+Pages::Pages(size_t size, MemoryType type) : size(size) {
+  memory.struct_size = sizeof memory;
+  memory.length = size;
+  memory.numa_node = -1;
+  if (type != MemoryType::kMain) {
+    DeviceMemory made = allocate_on_device(type, size);
+    memory.kind = MC_CUDA;  // of any vendor
+    memory.fd = -1;
+    memory.address = made.address;
+    bytes = made.bytes;
+    free_ = std::move(made.free);
+    return;
+  }
+  memory.kind = MC_DRAM;
+  memory.fd = memfd_create("sanitized", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  bool whole = memory.fd >= 0 && ftruncate(memory.fd, static_cast<off_t>(size)) == 0 &&
+               fcntl(memory.fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0;  // as the engine's own memory is
+  require(whole, "memory");
+  void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd, 0);
   require(mapped != MAP_FAILED, "mapped memory");
   bytes = static_cast<char*>(mapped);
+  memory.address = reinterpret_cast<uint64_t>(bytes);
+  free_ = [this] {
+    munmap(bytes, this->size);
+    ::close(memory.fd);
+  };
 }
 
-Pages::~Pages() {
-  munmap(bytes, size);
-  ::close(fd);
-}
+Pages::~Pages() { free_(); }
 
 Key Key::random() {
   Key key;
@@ -105,14 +128,8 @@ mc_handle Endpoint::add(const Pages& pages, Exported* exported) {
   exported->region_id = ++last_region;
   exported->key = Key::random();
   exported->length = pages.size;
-  mc_memory memory{};
-  memory.struct_size = sizeof memory;
-  memory.kind = MC_DRAM;
-  memory.fd = pages.fd;
-  memory.address = reinterpret_cast<uint64_t>(pages.bytes);
-  memory.length = pages.size;
+  mc_memory memory = pages.memory;
   memory.region_id = exported->region_id;
-  memory.numa_node = -1;
   std::memcpy(memory.key, exported->key.bytes, MC_KEY_BYTES);
   mc_handle handle = 0;
   check(table().register_memory(handle_, &memory, &handle), *this, "register_memory");

@@ -1,12 +1,10 @@
 // One endpoint of a driver with the thread that polls it, and operations that can be waited for.
 #pragma once
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -17,15 +15,18 @@
 
 namespace sanitized {
 
-// Memory that peers on this machine can map.
+// Memory of a kind: main memory that peers on this machine can map, or a device's.
 struct Pages {
-  explicit Pages(size_t size);
+  explicit Pages(size_t size, MemoryType type = MemoryType::kMain);
   ~Pages();
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
-  char* bytes;
+  char* bytes;  // where this program sees it
   size_t size;
-  int fd;
+  mc_memory memory{};  // as a driver is told
+
+ private:
+  std::function<void()> free_;
 };
 
 struct Key {
@@ -73,6 +74,7 @@ class Endpoint {
   Endpoint& operator=(const Endpoint&) = delete;
   void close();
 
+  MemoryType memory() const { return driver_.memory; }
   const mc_driver_v1& table() const { return *driver_.table; }
   mc_handle handle() const { return handle_; }
   std::string address() const;

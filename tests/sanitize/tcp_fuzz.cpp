@@ -1,7 +1,7 @@
 // Malformed frames against a live endpoint of the tcp driver. A good peer is served in between, the region
-// stays as it was, and no descriptor is left over. Usage: FRAMES SEED.
+// stays as it was, and no descriptor is left over. Usage: FRAMES SEED, where FRAMES are those that the
+// endpoint has looked at and found wrong: it refused them, or hung up because of them.
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -11,6 +11,7 @@
 #include <random>
 
 #include "driver_endpoint.hpp"
+#include "leftovers.hpp"
 #include "wire.hpp"
 
 namespace sanitized {
@@ -20,20 +21,11 @@ using mooncake_tcp::Header;
 using mooncake_tcp::Op;
 
 constexpr size_t kRegion = 64 << 10;
-constexpr size_t kBatch = 256;       // frames of one connection
-constexpr size_t kCheckEvery = 200;  // connections
+constexpr size_t kMostRequests = 64;  // of one connection
+constexpr size_t kCheckEvery = 1000;  // connections
 constexpr double kAnswerS = 60;
 // An address is "MCTA", the nonce, the port, and hosts, which need not be known here.
 constexpr size_t kNonceAt = 4, kPortAt = 20;
-
-size_t open_descriptors() {
-  DIR* folder = opendir("/proc/self/fd");
-  require(folder != nullptr, "/proc/self/fd");
-  size_t count = 0;
-  while (readdir(folder) != nullptr) ++count;
-  closedir(folder);
-  return count;
-}
 
 class Fuzz {
  public:
@@ -49,9 +41,12 @@ class Fuzz {
   void run() {
     check_good_peer();
     size_t held = open_descriptors();
-    for (size_t connections = 0; sent_ < frames_; ++connections) {
+    Leftovers leftovers;
+    for (size_t connections = 0; ended_ + refused_ < frames_; ++connections) {
       attack();
+      refused_ = target_refused();
       if (connections % kCheckEvery == 0) check_good_peer();
+      if (ended_ + refused_ < frames_ / 2) leftovers.halfway();
     }
     check_good_peer();
     uint64_t deadline = seconds_from_now(kAnswerS);
@@ -59,7 +54,10 @@ class Fuzz {
       require(now_ns() < deadline, "descriptors are left over");
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-    std::printf("tcp: %lu malformed frames\n", static_cast<unsigned long>(sent_));
+    require(leftovers.fine(), "memory has grown in the second half");
+    std::printf("tcp: %lu frames refused, %lu ended their connection, %zu KiB more than halfway\n",
+                static_cast<unsigned long>(refused_), static_cast<unsigned long>(ended_),
+                leftovers.grown() >> 10);
   }
 
  private:
@@ -70,8 +68,7 @@ class Fuzz {
     return random_() % 4 ? kEdges[random_() % std::size(kEdges)] : random_();
   }
 
-  // A request that must be refused, sometimes with bytes changed that make it no request at all.
-  void append_frame(std::string& out, uint64_t seq) {
+  Header forged(uint64_t seq) {
     Header header;
     header.op = static_cast<uint8_t>(random_() % 2 ? Op::kRead : Op::kWrite);
     header.seq = seq;
@@ -83,12 +80,24 @@ class Fuzz {
       std::memcpy(header.key.data(), exported_.key.bytes, MC_KEY_BYTES);
       header.remote_offset = kRegion + random_() % kRegion;
     }
-    std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
-    if (header.op == static_cast<uint8_t>(Op::kWrite)) bytes.append(header.length, 'w');
-    // Never the key: a wrong bit of it could make a write with the right one out of one with a wrong one.
-    if (random_() % 512 == 0) bytes[random_() % 24] ^= static_cast<char>(1 + random_() % 255);
-    if (random_() % 1024 == 0) bytes.resize(random_() % bytes.size());
-    out += bytes;
+    return header;
+  }
+
+  // A request that must be refused.
+  void append_forged(std::string& out, uint64_t seq) {
+    Header header = forged(seq);
+    out.append(reinterpret_cast<const char*>(&header), sizeof header);
+    if (header.op == static_cast<uint8_t>(Op::kWrite)) out.append(header.length, 'w');
+  }
+
+  // A frame that is no request at all, because of a byte or several.
+  void append_senseless(std::string& out, uint64_t seq) {
+    Header header = forged(seq);
+    while (header.well_formed()) {
+      size_t at = random_() % sizeof header;
+      reinterpret_cast<uint8_t*>(&header)[at] ^= static_cast<uint8_t>(1 + random_() % 255);
+    }
+    out.append(reinterpret_cast<const char*>(&header), sizeof header);
   }
 
   void attack() {
@@ -106,14 +115,30 @@ class Fuzz {
     std::memcpy(hello.key.data(), address_.data() + kNonceAt, MC_KEY_BYTES);
     bool greets = random_() % 16 != 0;
     if (greets) out.assign(reinterpret_cast<const char*>(&hello), sizeof hello);
-    for (uint64_t seq = 1; seq <= kBatch; ++seq) append_frame(out, seq);
-    exchange(client, out);
+    uint64_t seq = 1;
+    for (uint64_t count = random_() % kMostRequests; seq <= count; ++seq) append_forged(out, seq);
+    bool begun = random_() % 16 == 0;  // the last one only, where this side ends the connection
+    if (begun) {
+      Header header = forged(seq);
+      out.append(reinterpret_cast<const char*>(&header), 1 + random_() % (sizeof header - 1));
+    } else {
+      append_senseless(out, seq);
+    }
+    exchange(client, out, begun);
     close(client);
-    sent_ += kBatch;
+    ended_ += begun ? 0 : 1;
   }
 
-  // Sends all of it and reads whatever comes until the other end has had enough.
-  void exchange(int client, const std::string& out) {
+  uint64_t target_refused() {
+    mc_stats stats{};
+    stats.struct_size = sizeof stats;
+    require(target_.table().stats(target_.handle(), &stats) == MC_OK, "no counters");
+    return stats.refused;
+  }
+
+  // Sends all of it and reads whatever comes until the other end has had enough, or was told that no more
+  // comes.
+  void exchange(int client, const std::string& out, bool tell_end) {
     char answer[4096];
     size_t done = 0;
     for (uint64_t deadline = seconds_from_now(kAnswerS); now_ns() < deadline;) {
@@ -126,7 +151,7 @@ class Fuzz {
         ssize_t sent = send(client, out.data() + done, out.size() - done, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0) return;
         done += static_cast<size_t>(sent);
-        if (done == out.size()) shutdown(client, SHUT_WR);
+        if (done == out.size() && tell_end) shutdown(client, SHUT_WR);
       }
     }
     fail("the endpoint neither answers nor hangs up");
@@ -146,7 +171,7 @@ class Fuzz {
   }
 
   const uint64_t frames_;
-  uint64_t sent_ = 0;
+  uint64_t refused_ = 0, ended_ = 0;
   std::mt19937_64 random_;
   Pages pages_{kRegion}, place_{kRegion};
   std::string before_, address_;

@@ -58,8 +58,12 @@ Status read_address(const Address& own, const void* blob, size_t length, Address
   return ours ? Status{} : failed(MC_INVALID, what + " of this version");
 }
 
+bool same_boot(const Address& own, const Address& peer) {
+  return std::memcmp(own.boot_id, peer.boot_id, sizeof own.boot_id) == 0;
+}
+
 bool same_host(const Address& own, const Address& peer) {
-  return std::memcmp(own.boot_id, peer.boot_id, sizeof own.boot_id) == 0 &&
+  return same_boot(own, peer) &&
          (own.net_namespace == 0 || peer.net_namespace == 0 || own.net_namespace == peer.net_namespace);
 }
 

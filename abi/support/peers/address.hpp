@@ -39,6 +39,9 @@ Status make_address(const char* driver, Address& address);
 // Reads a peer's blob. MC_INVALID when it is none of this driver.
 Status read_address(const Address& own, const void* blob, size_t length, Address& peer);
 
+// Whether one kernel runs both: then what keeps them apart is how they were started.
+bool same_boot(const Address& own, const Address& peer);
+
 // Whether a unix socket of one can be reached from the other.
 bool same_host(const Address& own, const Address& peer);
 

@@ -46,6 +46,7 @@ Status Opened::check(mc_opcode opcode, uint64_t offset, uint64_t count) const {
   if ((access & (opcode == MC_READ ? MC_ACCESS_READ : MC_ACCESS_WRITE)) == 0)
     return failed(MC_REFUSED, opcode == MC_READ ? "the key allows only writing to the region"
                                                 : "the key allows only reading from the region");
+  if (lease != nullptr && lease->token() != token) return withdrawn();
   if (offset <= length && count <= length - offset) return {};
   return failed(MC_REFUSED,
                 "the range is outside the region, which has " + std::to_string(length) + " bytes");
@@ -53,9 +54,10 @@ Status Opened::check(mc_opcode opcode, uint64_t offset, uint64_t count) const {
 
 Status Asker::reachable(const Address& address) const {
   if (same_host(own_, address) || (hooks_.over_tcp && address.port != 0)) return {};
-  return failed(MC_UNREACHABLE, std::string("the peer is at another host or in another network namespace, "
-                                            "and the ") +
-                                    own_.driver + " driver of one of the two does not cross hosts");
+  bool apart = same_boot(own_, address);
+  return failed(apart ? MC_UNREACHABLE : MC_UNSUPPORTED,
+                std::string("the peer is ") + (apart ? "in another network namespace" : "at another host") +
+                    ", and the " + own_.driver + " driver of one of the two does not cross hosts");
 }
 
 std::shared_ptr<Connection> Asker::connect(const Address& address) {
@@ -281,7 +283,7 @@ bool Asker::on_message(const Attempt& attempt, const std::shared_ptr<Link>& link
     if (!current(attempt)) return false;
     ready = attempt.connection->state == Connection::State::kReady;
   }
-  if (!ready && message.kind == MessageKind::kWelcome) return on_welcome(attempt, message);
+  if (!ready && message.kind == MessageKind::kWelcome) return on_welcome(attempt, link, message, passed);
   if (ready) {
     switch (message.kind) {
       case MessageKind::kPart:
@@ -304,11 +306,19 @@ bool Asker::on_message(const Attempt& attempt, const std::shared_ptr<Link>& link
   return false;
 }
 
-bool Asker::on_welcome(const Attempt& attempt, const Message& welcome) {
+bool Asker::on_welcome(const Attempt& attempt, const std::shared_ptr<Link>& link, const Message& welcome,
+                       const UniqueFd& passed) {
   Status status = reason_of(welcome);
   if (status.ok() &&
       !equal_in_constant_time(welcome.secret, attempt.connection->address.target_secret, kSecretBytes))
     status = failed(MC_UNREACHABLE, "another process answers at the peer's address");
+  std::shared_ptr<LeasePage> leases;
+  if (status.ok() && link->peer.same_host) {
+    status = passed.valid() ? LeasePage::open(passed.get(), leases)
+                            : failed(MC_UNREACHABLE,
+                                     "the peer's lease page did not arrive (is the limit of open files "
+                                     "reached?)");
+  }
   if (!status.ok()) {
     lose(attempt, status);
     return false;
@@ -317,6 +327,7 @@ bool Asker::on_welcome(const Attempt& attempt, const Message& welcome) {
   {
     std::lock_guard lock(mutex_);
     if (!current(attempt)) return false;
+    link->leases = std::move(leases);
     attempt.connection->state = Connection::State::kReady;
     unasked.swap(attempt.connection->unasked);
   }
@@ -375,10 +386,15 @@ void Asker::on_grant(const Attempt& attempt, const std::shared_ptr<Link>& link, 
   Status status = reason_of(grant);
   std::shared_ptr<Opened> opened;
   bool granted = status.ok();
-  if (granted) status = hooks_.open(link, grant, std::move(parts), opened);
+  if (granted && grant.slot >= LeasePage::kSlots)
+    status = failed(MC_UNREACHABLE, "the peer's grant is garbled");
+  else if (granted)
+    status = hooks_.open(link, grant, std::move(parts), opened);
   if (opened) {
     opened->link = link;
     opened->grant = grant.grant;
+    opened->lease = link->leases ? &link->leases->slot(grant.slot) : nullptr;
+    opened->token = grant.token;
     opened->access = grant.access & kAllAccess;
     opened->length = grant.length;
   } else if (granted) {
@@ -400,7 +416,10 @@ void Asker::on_revoke(const Attempt& attempt, uint64_t grant) {
     remote = std::move(found->second);
     attempt.connection->granted.erase(found);
     opened = std::move(remote->opened);
+    // At once: what is open without a region would pass for done.
     remote->opened.reset();
+    remote->state = Remote::State::kRefused;
+    remote->refusal = withdrawn();
     link = attempt.connection->link;
     auto named = attempt.connection->remotes.find({remote->id, remote->key});
     if (named != attempt.connection->remotes.end() && named->second == remote)

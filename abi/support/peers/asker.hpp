@@ -16,6 +16,7 @@
 #include "address.hpp"
 #include "channel.hpp"
 #include "grantor.hpp"
+#include "lease.hpp"
 #include "loop.hpp"
 
 namespace mooncake::driver {
@@ -32,6 +33,7 @@ struct Link {
 
   Channel channel;  // service thread only
   const PeerInfo peer;
+  std::shared_ptr<LeasePage> leases;  // comes with the welcome of a peer at the same host; constant then
   const UniqueFd pidfd;  // tells of the peer's end even where a forked child of it keeps the socket open
   std::atomic<bool> lost{false};  // not by our own will
   bool ended = false;             // service thread only: the socket is left alone until the farewell
@@ -46,11 +48,13 @@ struct Opened {
   std::shared_ptr<void> life = std::make_shared<char>();
   std::shared_ptr<Link> link;
   uint64_t grant = 0;
+  const LeaseSlot* lease = nullptr;  // of the link's page; null: the owner is at another host
+  uint32_t token = 0;
   uint32_t access = 0;
   uint64_t length = 0;
 
-  // MC_REFUSED when the range is not inside the region as its owner registered it, or the key does not allow
-  // it.
+  // MC_REFUSED when the owner took the region or the key back, the range is not inside the region as its
+  // owner registered it, or the key does not allow it.
   Status check(mc_opcode opcode, uint64_t offset, uint64_t count) const;
 };
 
@@ -156,7 +160,8 @@ class Asker {
   void on_event(const Attempt& attempt, const std::shared_ptr<Link>& link, uint32_t epoll_events);
   bool on_message(const Attempt& attempt, const std::shared_ptr<Link>& link, Message& message,
                   UniqueFd passed);
-  bool on_welcome(const Attempt& attempt, const Message& welcome);
+  bool on_welcome(const Attempt& attempt, const std::shared_ptr<Link>& link, const Message& welcome,
+                  const UniqueFd& passed);
   void ask(const Attempt& attempt, const RemotePointer& remote);
   void on_part(const Attempt& attempt, const Message& part, UniqueFd passed);
   void on_grant(const Attempt& attempt, const std::shared_ptr<Link>& link, const Message& grant);

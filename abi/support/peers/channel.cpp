@@ -9,7 +9,7 @@
 namespace mooncake::driver {
 namespace {
 
-constexpr uint32_t kWireVersion = 0x4d435001;  // "MCP", 1: also tells byte orders apart
+constexpr uint32_t kWireVersion = 0x4d435002;  // "MCP", 2: also tells byte orders apart
 
 }  // namespace
 

@@ -16,7 +16,7 @@ namespace mooncake::driver {
 
 enum class MessageKind : uint32_t {
   kHello = 1,  // initiator: here is my proof that I was given your address
-  kWelcome,    // target: here is my proof
+  kWelcome,    // target: here is my proof, and, at the same host, our lease page
   kAsk,        // initiator: may I use region `region_id`? I hold `secret`
   kPart,       // target, before a grant: one of the pieces of the region's memory
   kGrant,      // target: yes, under the number `grant` - or no, for that reason
@@ -40,6 +40,8 @@ struct Message {
   uint64_t grant;
   uint64_t length;
   uint8_t secret[MC_KEY_BYTES];
+  uint32_t slot;   // of a grant: where its lease is (lease.hpp); at the same host only
+  uint32_t token;  // of that lease
   uint32_t reserved;
   uint32_t body_length;
   uint8_t body[kBodyBytes];

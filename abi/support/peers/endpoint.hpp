@@ -39,7 +39,7 @@ class PeerEndpoint {
     Address peer;
     if (Status status = read_address(address_, address, length, peer); !status.ok()) return status;
     if (Status status = asker_->reachable(peer); !status.ok()) return status;
-    return name(connections_.add(asker_->connect(peer)), connection);
+    return connections_.add(asker_->connect(peer), connection);
   }
   void disconnect(mc_handle connection) {
     if (auto taken = connections_.take(connection)) asker_->disconnect(taken);
@@ -63,7 +63,7 @@ class PeerEndpoint {
                     size_t, mc_handle* remote) {
     std::shared_ptr<Connection> peer = connections_.get(connection);
     if (!peer) return failed(MC_INVALID, "no connection has this handle");
-    return name(remotes_.add(asker_->import(peer, region_id, key_from(key))), remote);
+    return remotes_.add(asker_->import(peer, region_id, key_from(key)), remote);
   }
   void release_key(mc_handle remote) { remotes_.take(remote); }
   Status grant(mc_handle registered, const uint8_t* key, uint32_t access, void*, size_t* length) {
@@ -93,7 +93,7 @@ class PeerEndpoint {
   }
   Status add_region(std::shared_ptr<Region> region, mc_handle* registered) {
     if (Status status = grantor_->add(region); !status.ok()) return status;
-    return name(regions_.add(std::move(region)), registered);
+    return regions_.add(std::move(region), registered);
   }
 
   // The objects that an operation names, and whether it makes sense.
@@ -132,11 +132,6 @@ class PeerEndpoint {
 
  private:
   static Status no_memory() { return failed(MC_INVALID, "no memory is registered under this handle"); }
-  static Status name(mc_handle made, mc_handle* out) {
-    if (made == 0) return failed(MC_NO_MEMORY, "there are as many handles as there can be; release some");
-    *out = made;
-    return {};
-  }
   void look_up(const mc_op& op, Names& names) const {
     names.of = &op;
     auto connection = connections_.get(op.connection);

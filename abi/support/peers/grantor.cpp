@@ -113,6 +113,7 @@ void Grantor::revoke_grants(const Owned& region, const Key* key) {
     for (auto& [number, grant] : peer->grants) {
       if (grant.region.get() != &region || (key != nullptr && grant.key != *key)) continue;
       if (std::exchange(grant.revoked, true)) continue;
+      if (peer->leases) peer->leases->slot(grant.slot).revoke();
       loop_.post([this, peer, number = number] {
         Message notice = make_message(MessageKind::kRevoke);
         notice.grant = number;
@@ -263,7 +264,17 @@ bool Grantor::on_hello(const PeerPointer& peer, const Message& hello) {
   peer->greeted = true;
   strangers_ -= peer->tcp;
   std::memcpy(welcome.secret, address_.target_secret, kSecretBytes);
-  return send(peer, welcome);
+  if (peer->tcp) return send(peer, welcome);
+  UniqueFd fd;
+  std::shared_ptr<LeasePage> leases;
+  Status status = LeasePage::create(leases, fd);
+  set_reason(welcome, status);
+  {
+    std::lock_guard lock(mutex_);
+    peer->leases = std::move(leases);
+  }
+  bool sent = send(peer, welcome, fd.valid() ? std::make_shared<const UniqueFd>(std::move(fd)) : nullptr);
+  return sent && status.ok();
 }
 
 bool Grantor::on_ask(const PeerPointer& peer, const Message& question) {
@@ -293,9 +304,11 @@ Status Grantor::answer_for(Peer& peer, const Message& question, Offer& offer) {
     access = found->second->keys.access_of(question.secret);
     if (access == 0) return failed(MC_REFUSED, "wrong or revoked access key for " + name);
     region = found->second;
+    Grant grant{region, key_from(question.secret), access};
+    if (Status status = lease(peer, grant, offer.grant); !status.ok()) return status;
     offer.grant.grant = next_grant_++;
     // Before its memory is described: who withdraws it meanwhile waits for this grant too.
-    peer.grants.emplace(offer.grant.grant, Grant{region, key_from(question.secret), access});
+    peer.grants.emplace(offer.grant.grant, std::move(grant));
   }
   offer.grant.access = access;
   offer.grant.length = region->length;
@@ -304,9 +317,33 @@ Status Grantor::answer_for(Peer& peer, const Message& question, Offer& offer) {
   return status;
 }
 
-void Grantor::on_release(Peer& peer, uint64_t grant) {
+Status Grantor::lease(Peer& peer, Grant& grant, Message& answer) {
+  if (!peer.leases) return {};
+  if (!peer.free_slots.empty()) {
+    grant.slot = peer.free_slots.back();
+    peer.free_slots.pop_back();
+  } else if (peer.slots_used < LeasePage::kSlots) {
+    grant.slot = peer.slots_used++;
+  } else {
+    return failed(MC_UNSUPPORTED, "the connection holds as many regions as it can");
+  }
+  answer.slot = grant.slot;
+  answer.token = peer.leases->slot(grant.slot).token();
+  return {};
+}
+
+void Grantor::end_lease(Peer& peer, const Grant& grant) {
+  if (!peer.leases) return;
+  if (!grant.revoked) peer.leases->slot(grant.slot).revoke();  // whoever has the slot next has another token
+  peer.free_slots.push_back(grant.slot);
+}
+
+void Grantor::on_release(Peer& peer, uint64_t number) {
   std::lock_guard lock(mutex_);
-  peer.grants.erase(grant);
+  auto found = peer.grants.find(number);
+  if (found == peer.grants.end()) return;
+  end_lease(peer, found->second);
+  peer.grants.erase(found);
   released_.notify_all();
 }
 
@@ -330,7 +367,7 @@ void Grantor::hang_up(const PeerPointer& peer) {
   {
     std::lock_guard lock(mutex_);
     for (auto& [number, grant] : peer->grants) {
-      grant.revoked = true;
+      if (!std::exchange(grant.revoked, true) && peer->leases) peer->leases->slot(grant.slot).revoke();
       holds = true;
     }
   }

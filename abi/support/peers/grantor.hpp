@@ -18,6 +18,7 @@
 #include "../os.hpp"
 #include "address.hpp"
 #include "channel.hpp"
+#include "lease.hpp"
 #include "loop.hpp"
 
 namespace mooncake::driver {
@@ -88,7 +89,8 @@ class Grantor {
   // No new grant from now on; returns once every peer let go. MC_TIMEOUT: one has not; call again.
   Status withdraw(const std::shared_ptr<Owned>& region, uint64_t deadline_ns);
   Status grant(const std::shared_ptr<Owned>& region, const uint8_t* key, uint32_t access);
-  // Null: every key. A deadline of 0 does not wait.
+  // Null: every key. At the same host no operation begins once this is called; at others, once they have
+  // heard of it. A deadline of 0 does not wait for those that had begun.
   Status revoke(const std::shared_ptr<Owned>& region, const uint8_t* key, uint64_t deadline_ns);
 
   // For operations that a driver carries out at the owner. Null with the reason when the grant does not hold
@@ -106,6 +108,7 @@ class Grantor {
     std::shared_ptr<Owned> region;
     Key key;
     uint32_t access;
+    uint32_t slot = 0;  // of the lease; of peers at the same host
     bool revoked = false;
   };
   struct Peer : Session {
@@ -113,10 +116,14 @@ class Grantor {
     UniqueFd pidfd;
     bool tcp = false;
     bool greeted = false;
-    bool stranger = false;             // runs as a user that is not served
-    bool closed = false;               // the socket is not used any more
-    bool gone = false;                 // nothing of it touches our memory
-    std::map<uint64_t, Grant> grants;  // with the mutex
+    bool stranger = false;  // runs as a user that is not served
+    bool closed = false;    // the socket is not used any more
+    bool gone = false;      // nothing of it touches our memory
+    // With the mutex.
+    std::map<uint64_t, Grant> grants;
+    std::shared_ptr<LeasePage> leases;  // null: at another host
+    uint32_t slots_used = 0;
+    std::vector<uint32_t> free_slots;
   };
   using PeerPointer = std::shared_ptr<Peer>;
 
@@ -136,6 +143,8 @@ class Grantor {
   void gone(const PeerPointer& peer);
 
   // With the mutex held. Null: every key.
+  static Status lease(Peer& peer, Grant& grant, Message& answer);
+  static void end_lease(Peer& peer, const Grant& grant);
   void revoke_grants(const Owned& region, const Key* key);
   bool wait(const Owned& region, const Key* key, uint64_t deadline_ns, std::unique_lock<std::mutex>& lock);
 

@@ -14,13 +14,6 @@ namespace {
 Status unknown_memory() { return failed(MC_INVALID, "no memory is registered under this handle"); }
 Status unknown_connection() { return failed(MC_INVALID, "no connection has this handle"); }
 
-Status add(auto& table, auto object, mc_handle* handle) {
-  mc_handle made = table.add(std::move(object));
-  if (made == 0) return failed(MC_NO_MEMORY, "there are as many handles as there can be; release some");
-  *handle = made;
-  return {};
-}
-
 }  // namespace
 
 Status Endpoint::open(const mc_option* options, size_t count, std::shared_ptr<Endpoint>& endpoint) {
@@ -72,7 +65,7 @@ Status Endpoint::connect(const void* address, size_t length, mc_handle* connecti
   uint64_t session;
   if (Status status = mooncake::driver::fill_random(&session, sizeof session); !status.ok()) return status;
   auto made = std::make_shared<Connection>(peer, session, timeout_s_, completions_);
-  if (Status status = add(connections_, made, connection); !status.ok()) return status;
+  if (Status status = connections_.add(made, connection); !status.ok()) return status;
   std::lock_guard lock(mutex_);
   open_.insert(std::move(made));
   return {};
@@ -90,7 +83,7 @@ void Endpoint::disconnect(mc_handle connection) {
 Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered) {
   std::shared_ptr<Region> region;
   if (Status status = regions_.add(memory, &region); !status.ok()) return status;
-  return add(registered_, std::move(region), registered);
+  return registered_.add(std::move(region), registered);
 }
 
 Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
@@ -127,7 +120,7 @@ Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint
                             const void*, size_t, mc_handle* remote) {
   if (connections_.find(connection) == nullptr) return unknown_connection();
   Remote named{connection, region_id, mooncake::driver::key_from(key)};
-  return add(remotes_, std::make_shared<Remote>(named), remote);
+  return remotes_.add(std::make_shared<Remote>(named), remote);
 }
 
 // ------------------------------------------------------------------------------------------ operations

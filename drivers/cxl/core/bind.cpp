@@ -13,6 +13,7 @@
 #include "abi.hpp"
 #include "options.hpp"
 #include "pool.hpp"
+#include "support/gil.hpp"
 
 namespace nb = nanobind;
 using namespace mooncake::cxl;
@@ -52,7 +53,7 @@ template <class Body>
 void without_gil(Body&& body) {
   Status status;
   {
-    nb::gil_scoped_release released;
+    mooncake::GilReleased released;
     status = body();
   }
   require(status);
@@ -82,7 +83,7 @@ void bind_block(nb::module_& module) {
           "flush",
           [](const PyBlock& block, uint64_t offset, uint64_t length) {
             std::byte* at = block.at(offset, length);
-            nb::gil_scoped_release released;
+            mooncake::GilReleased released;
             write_back(at, length);
           },
           nb::arg("offset"), nb::arg("length"), "Write the range from the caches to memory.")
@@ -90,7 +91,7 @@ void bind_block(nb::module_& module) {
           "refresh",
           [](const PyBlock& block, uint64_t offset, uint64_t length) {
             std::byte* at = block.at(offset, length);
-            nb::gil_scoped_release released;
+            mooncake::GilReleased released;
             drop_lines(at, length);
           },
           nb::arg("offset"), nb::arg("length"), "Drop the range from the caches.");

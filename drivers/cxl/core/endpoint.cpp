@@ -16,12 +16,6 @@ constexpr uint64_t kInFlightBytes = 64 << 20;
 // What close() gives copies of peers that are under way. They see the end after a chunk.
 constexpr double kLastCopiesS = 1.0;
 
-Status name(mc_handle made, mc_handle* out) {
-  if (made == 0) return failed(MC_NO_MEMORY, "there are as many handles as there can be; release some");
-  *out = made;
-  return {};
-}
-
 Digest digest_of(const uint8_t* key) { return sha256(key, MC_KEY_BYTES); }
 
 }  // namespace
@@ -30,7 +24,7 @@ Endpoint::Endpoint(const Options& options)
     : options_(options),
       generation_(fork_generation()),
       completions_(options.queue_depth),
-      copies_(options_, completions_) {}
+      copies_({"mc-cxl-copy", options.workers, options.streaming_bytes, options.chunk_bytes}, completions_) {}
 
 Status Endpoint::open(const mc_option* options, size_t count, std::shared_ptr<Endpoint>& endpoint) {
   Options parsed;
@@ -103,7 +97,7 @@ Status Endpoint::connect(const void* address, size_t length, mc_handle* connecti
   made->id = driver::new_serial();
   made->member = peer.member;
   made->epoch = peer.epoch;
-  if (Status status = name(connections_.add(std::move(made)), connection); !status.ok()) return status;
+  if (Status status = connections_.add(std::move(made), connection); !status.ok()) return status;
   open_connections_.fetch_add(1, std::memory_order_relaxed);
   return {};
 }
@@ -112,7 +106,7 @@ void Endpoint::disconnect(mc_handle connection) {
   std::shared_ptr<Connection> taken = connections_.take(connection);
   if (!taken) return;
   open_connections_.fetch_sub(1, std::memory_order_relaxed);
-  copies_.end_connection(*taken, failed(MC_CLOSED, "the connection was closed"));
+  copies_.end_connection(taken.get(), failed(MC_CLOSED, "the connection was closed"));
 }
 
 // ------------------------------------------------------------------------------------------- own memory
@@ -139,7 +133,7 @@ Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered)
       return status;
   }
   known_regions_.insert(region);
-  return name(regions_.add(region), registered);
+  return regions_.add(region, registered);
 }
 
 Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
@@ -244,8 +238,8 @@ Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint
   if (length == sizeof known) std::memcpy(&known, blob, sizeof known);
   if (known.version != kWireVersion || known.member != peer->member || known.epoch != peer->epoch)
     known.member = ~0u;
-  return name(remotes_.add(std::make_shared<RemoteRegion>(*pool_, *peer, known, region_id, digest_of(key))),
-              remote);
+  return remotes_.add(std::make_shared<RemoteRegion>(*pool_, *peer, known, region_id, digest_of(key)),
+                      remote);
 }
 
 void Endpoint::cancel(uint64_t cookie) {

@@ -8,7 +8,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "copy_pool.hpp"
+#include "job.hpp"
 #include "mooncake_driver.h"
 #include "options.hpp"
 #include "pool.hpp"
@@ -16,9 +16,12 @@
 #include "remote.hpp"
 #include "support/completions.hpp"
 #include "support/handles.hpp"
+#include "support/operands.hpp"
 
 namespace mooncake::cxl {
 
+using driver::Completion;
+using driver::Completions;
 using driver::HandleTable;
 
 // The methods are the functions of mc_driver_v1, whose promises they keep. Thread-safe.
@@ -45,31 +48,21 @@ class Endpoint {
   Status grant(mc_handle registered, const uint8_t* key, uint32_t access, void* blob, size_t* length);
   Status revoke(mc_handle registered, const uint8_t* key, uint64_t deadline_ns);
   Status submit(const mc_op* ops, size_t count, size_t* accepted);
-  // When nothing has finished, the caller's time is used to copy a piece of what waits.
-  size_t poll(mc_completion* completions, size_t capacity);
+  size_t poll(mc_completion* completions, size_t capacity) { return copies_.poll(completions, capacity); }
   int event_fd() const { return completions_.event_fd(); }
-  // False when poll() has something to fetch or to do.
-  bool arm() { return !copies_.wants_help() && completions_.arm(); }
+  bool arm() { return copies_.arm(); }
   void cancel(uint64_t cookie);
 
  private:
-  // The objects that an operation names. Neighbours in a batch mostly name the same ones: looked up once.
-  struct Names {
-    mc_handle connection_handle = 0, local_handle = 0, remote_handle = 0;
-    const std::shared_ptr<Connection>* connection = nullptr;
-    const std::shared_ptr<Region>* local = nullptr;
-    const std::shared_ptr<RemoteRegion>* remote = nullptr;
-    Status status;  // of the three together
-  };
+  using Operands = driver::Operands<Connection, Region, RemoteRegion>;
   // Small operations of one submit() that follow one another and name the same remote region share a visit.
   class Visit;
 
   Status start();
-  bool resolve(const mc_op& op, Names& names) const;
-  void look_up(const mc_op& op, Names& names) const;
   // Each returns how many completions it wrote to `finished`, which has room for one of each operation.
   size_t copy_now(const mc_op* ops, size_t count, Completion* finished);
   size_t hand_over(const mc_op* ops, size_t count, Completion* finished);
+  void run(const std::shared_ptr<Job>& job);
   Status add_key(Region& region, const Digest& key, uint32_t access, KeyBlob* blob);
   KeyBlob blob_of(const RegionKey& key) const;
   // Ends the region's grants under `key`, all of them when null; which they were.
@@ -79,7 +72,7 @@ class Endpoint {
   const uint32_t generation_;
   std::shared_ptr<Pool> pool_;
   Completions completions_;
-  CopyPool copies_;
+  driver::CopyPool copies_;
   std::atomic<uint32_t> open_connections_{0};
   std::atomic<bool> closed_{false};
   HandleTable<Connection> connections_;

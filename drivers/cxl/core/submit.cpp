@@ -75,21 +75,22 @@ Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
 }
 
 size_t Endpoint::copy_now(const mc_op* ops, size_t count, Completion* finished) {
-  Names names;
+  Operands named(connections_, regions_, remotes_);
   Visit visit;
   Completion* next = finished;
   for (size_t i = 0; i < count; ++i) {
     const mc_op& op = ops[i];
     Status status;
-    if (!resolve(op, names)) {
-      status = names.status;
+    if (!named.resolve(op)) {
+      status = named.status();
     } else {
-      RemoteRegion* remote = names.remote->get();
+      RemoteRegion* remote = named.remote().get();
       if (remote != visit.remote()) visit.prove(next);
       visit.at(remote, next);
-      status =
-          visit.copy(op, **names.local,
-                     op.length >= options_.streaming_bytes ? Stores::kStreamingInTurns : Stores::kCached);
+      status = op.length < options_.streaming_bytes
+                   ? visit.copy(op, *named.local(), Stores::kCached)
+                   : copies_.tuned(
+                         op.length, [&](Stores stores) { return visit.copy(op, *named.local(), stores); });
     }
     next->cookie = op.cookie;
     next->opcode = static_cast<mc_opcode>(op.opcode);
@@ -105,76 +106,38 @@ size_t Endpoint::copy_now(const mc_op* ops, size_t count, Completion* finished) 
 }
 
 size_t Endpoint::hand_over(const mc_op* ops, size_t count, Completion* finished) {
-  Names names;
+  Operands named(connections_, regions_, remotes_);
   std::shared_ptr<Job> job;
   std::vector<std::shared_ptr<Job>> jobs;
   Completion* next = finished;
   for (size_t i = 0; i < count; ++i) {
     const mc_op& op = ops[i];
-    if (!resolve(op, names)) {
+    if (!named.resolve(op)) {
       next->cookie = op.cookie;
       next->opcode = static_cast<mc_opcode>(op.opcode);
-      next->fail(names.status);
+      next->fail(named.status());
       ++next;
       continue;
     }
-    if (!job || job->remote != *names.remote || job->local != *names.local) {
+    if (!job || job->remote != named.remote() || job->local != named.local()) {
       job = jobs.emplace_back(std::make_shared<Job>());
-      job->connection = *names.connection;
-      job->local = *names.local;
-      job->remote = *names.remote;
+      job->connection = named.connection();
+      job->local = named.local();
+      job->remote = named.remote();
       job->moves.reserve(count - i);
     }
-    job->moves.push_back(
-        {static_cast<mc_opcode>(op.opcode), op.local_offset, op.remote_offset, op.length, op.cookie});
-    job->bytes += op.length;
+    job->add(op);
   }
-  for (const auto& whole : jobs) copies_.run(whole);
+  for (const auto& whole : jobs) run(whole);
   return static_cast<size_t>(next - finished);
 }
 
-// Whether [offset, offset + length) is not empty and lies in the region, for any values.
-static bool inside(uint64_t offset, uint64_t length, const Region& region) {
-  return length > 0 && offset <= region.length && length <= region.length - offset;
-}
-
-bool Endpoint::resolve(const mc_op& op, Names& names) const {
-  bool same = op.connection == names.connection_handle && op.local == names.local_handle &&
-              op.remote == names.remote_handle;
-  if (!same) look_up(op, names);
-  if (!names.connection || !names.local || !names.remote) return false;
-  if ((op.opcode == MC_READ || op.opcode == MC_WRITE) && inside(op.local_offset, op.length, **names.local) &&
-      (*names.remote)->connection_id == (*names.connection)->id) [[likely]] {
-    return true;
-  }
-  if (op.opcode != MC_READ && op.opcode != MC_WRITE) {
-    names.status = failed(MC_INVALID, "unknown operation");
-  } else if (!inside(op.local_offset, op.length, **names.local)) {
-    names.status = failed(MC_INVALID, "the range is empty or not inside the local region");
-  } else {
-    names.status = failed(MC_INVALID, "the remote memory belongs to another connection");
-  }
-  return false;
-}
-
-void Endpoint::look_up(const mc_op& op, Names& names) const {
-  names.connection = connections_.find(op.connection);
-  names.local = regions_.find(op.local);
-  names.remote = remotes_.find(op.remote);
-  names.connection_handle = op.connection;
-  names.local_handle = op.local;
-  names.remote_handle = op.remote;
-  if (!names.connection || !names.local || !names.remote) {
-    names.status =
-        failed(MC_INVALID, "the operation names a connection, local or remote memory that does not exist");
-  }
-}
-
-size_t Endpoint::poll(mc_completion* completions, size_t capacity) {
-  size_t count = completions_.poll(completions, capacity);
-  if (count > 0 || !copies_.wants_help()) return count;
-  copies_.help();
-  return completions_.poll(completions, capacity);
+void Endpoint::run(const std::shared_ptr<Job>& job) {
+  copies_.add(job);
+  uint32_t use = 0;
+  if (Status known = job->remote->enter(&use); !known.ok()) return copies_.end(job, known);
+  job->remote->leave(use);  // what the grant allows is known now; each piece enters anew
+  copies_.run(job);
 }
 
 }  // namespace mooncake::cxl

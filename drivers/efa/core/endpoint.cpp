@@ -14,7 +14,6 @@ namespace {
 
 constexpr size_t kBatch = 64;
 constexpr size_t kMostBatches = 16;       // of completions handled before others get the lock
-constexpr size_t kMostMore = 16;          // operations behind one doorbell
 constexpr uint64_t kTickNs = 20'000'000;  // how often clocks are looked at
 constexpr uint64_t kGoodbyeNs = 200'000'000;
 constexpr uint64_t kPolledNs = 50'000;  // so long after a poll somebody else makes progress
@@ -26,12 +25,6 @@ constexpr uint64_t kLongNapNs = 1'000'000;
 constexpr uint64_t kIdleNapNs = 5'000'000;
 constexpr uint64_t kDefaultBandwidth = 1'000'000'000;
 constexpr uint64_t kInFlightBytes = 32 << 20;
-
-Status name(mc_handle made, mc_handle* out) {
-  if (made == 0) return failed(MC_NO_MEMORY, "there are as many handles as there can be; release some");
-  *out = made;
-  return {};
-}
 
 Status unknown(const char* what) {
   return failed(MC_INVALID, std::string("no ") + what + " has this handle");
@@ -81,7 +74,7 @@ void Endpoint::close() {
 
 Status Endpoint::caps(mc_caps& caps) const {
   const Fabric& fabric = shared_.fabric;
-  const fid_nic* nic = fabric.info().nic;
+  const fi::Nic* nic = fabric.info().nic;
   uint64_t bits = nic != nullptr && nic->link_attr != nullptr ? nic->link_attr->speed : 0;
   caps.memory_kinds = 1u << MC_DRAM | (fabric.moves_cuda() ? 1u << MC_CUDA : 0);
   caps.bandwidth_bytes_per_s = bits != 0 ? bits / 8 : kDefaultBandwidth;
@@ -103,7 +96,7 @@ Status Endpoint::stats(mc_stats& stats) {
 
 Status Endpoint::export_address(void* blob, size_t* length) const {
   Address address;
-  const fi_info& info = shared_.fabric.info();
+  const fi::Info& info = shared_.fabric.info();
   address.format = info.addr_format;
   std::strncpy(address.provider.data(), info.fabric_attr->prov_name, address.provider.size() - 1);
   address.name = target_.name();
@@ -118,7 +111,7 @@ Status Endpoint::connect(const void* address, size_t length, mc_handle* connecti
   peer.provider.back() = 0;
   if (peer.magic != kMagic || peer.door.length > kMaxAddress)
     return failed(MC_INVALID, "this is no address of an endpoint of this driver");
-  const fi_info& info = shared_.fabric.info();
+  const fi::Info& info = shared_.fabric.info();
   if (peer.format != info.addr_format || std::strcmp(peer.provider.data(), info.fabric_attr->prov_name) != 0)
     return failed(MC_UNREACHABLE, std::string("the peer uses libfabric's provider ") + peer.provider.data() +
                                       ", this side " + info.fabric_attr->prov_name);
@@ -127,7 +120,7 @@ Status Endpoint::connect(const void* address, size_t length, mc_handle* connecti
     std::lock_guard lock(shared_.mutex);
     made = initiator_.connect(peer);
   }
-  return name(connections_.add(std::move(made)), connection);
+  return connections_.add(std::move(made), connection);
 }
 
 void Endpoint::disconnect(mc_handle connection) {
@@ -149,7 +142,7 @@ Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered)
   auto region = std::make_shared<Region>();
   std::memcpy(&region->memory, &memory, std::min<size_t>(memory.struct_size, sizeof memory));
   if (Status status = target_.add(region); !status.ok()) return status;
-  return name(regions_.add(region), registered);
+  return regions_.add(region, registered);
 }
 
 Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
@@ -175,7 +168,7 @@ Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint
     std::lock_guard lock(shared_.mutex);
     made = initiator_.import(*peer, region_id, driver::key_from(key));
   }
-  return name(remotes_.add(std::move(made)), remote);
+  return remotes_.add(std::move(made), remote);
 }
 
 void Endpoint::release_key(mc_handle remote) {
@@ -206,6 +199,22 @@ struct Endpoint::Names {
   Connection* connection = nullptr;
   Region* local = nullptr;
   Remote* remote = nullptr;
+
+  // What is wrong with an operation on them; null when nothing is.
+  const char* fault(const mc_op& op) const {
+    if (remote->connection != connection) return "the remote region belongs to another connection";
+    if (op.opcode > MC_WRITE || op.length == 0) return "the operation is neither read nor write, or empty";
+    if (op.local_offset > local->memory.length || op.length > local->memory.length - op.local_offset)
+      return "the range ends outside the local memory";
+    return nullptr;
+  }
+  // Whether `next` will be posted to the same link as `op`, by the same names.
+  bool follows(const mc_op& next, const mc_op& op) const {
+    return next.connection == op.connection && next.remote == op.remote && next.local == op.local &&
+           fault(next) == nullptr &&
+           remote->allows(static_cast<mc_opcode>(next.opcode), next.remote_offset, next.length) &&
+           connection->link != nullptr && connection->link->has_room_for_two();
+  }
 };
 
 Status Endpoint::look_up(const mc_op& op, Names& names) const {
@@ -227,14 +236,8 @@ Status Endpoint::look_up(const mc_op& op, Names& names) const {
     names.remote = found->get();
     names.remote_handle = op.remote;
   }
-  if (names.remote->connection != names.connection)
-    return failed(MC_INVALID, "the remote region belongs to another connection");
-  if (op.opcode > MC_WRITE || op.length == 0)
-    return failed(MC_INVALID, "the operation is neither read nor write, or empty");
-  if (op.local_offset > names.local->memory.length ||
-      op.length > names.local->memory.length - op.local_offset)
-    return failed(MC_INVALID, "the range ends outside the local memory");
-  return {};
+  const char* fault = names.fault(op);
+  return fault == nullptr ? Status{} : failed(MC_INVALID, fault);
 }
 
 Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
@@ -260,16 +263,15 @@ Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
       operation.length = op.length;
       operation.cookie = op.cookie;
       operation.opcode = static_cast<mc_opcode>(op.opcode);
-      bool more = taken < room && taken % kMostMore != 0 && ops[taken].connection == op.connection &&
-                  ops[taken].remote == op.remote && ops[taken].local == op.local &&
-                  names.connection->link != nullptr && names.connection->link->has_room_for_two();
+      bool more = taken < room && taken % kMostMore != 0 && names.follows(ops[taken], op);
       initiator_.place(operation, more);
     }
     shared_.hand_out();
   }
   *accepted = taken;
   if (initiator_.wanted()) wake();
-  return taken == count ? Status{} : failed(MC_AGAIN, "poll, then call again");
+  // So short that it needs no memory of its own: a busy engine comes by here with each batch.
+  return taken == count ? Status{} : failed(MC_AGAIN, "poll first");
 }
 
 size_t Endpoint::poll(mc_completion* completions, size_t capacity) {
@@ -341,12 +343,12 @@ Status Endpoint::fence(const void* token, size_t length, uint64_t) {
 
 void Endpoint::wake() { [[maybe_unused]] int ignored = eventfd_write(wake_fd_.get(), 1); }
 
-size_t Endpoint::progress() {
+size_t Endpoint::progress(size_t looks) {
   size_t total = 0;
   for (size_t batch = 0; batch < kMostBatches; ++batch) {
     size_t count = read_queue();
     total += count;
-    if (count < kBatch) break;
+    if (count < kBatch && batch + 1 >= looks) break;
   }
   initiator_.advance();
   target_.advance();
@@ -360,9 +362,10 @@ size_t Endpoint::progress() {
 }
 
 size_t Endpoint::read_queue() {
-  fi_cq_data_entry entries[kBatch];
-  ssize_t count = fi_cq_read(shared_.fabric.queue(), entries, kBatch);
-  if (count == -FI_EAVAIL) {
+  fi::QueueEntry entries[kBatch];
+  fi::Queue* queue = shared_.fabric.queue();
+  ssize_t count = queue->ops->read(queue, entries, kBatch);
+  if (count == -fi::kErrorAvailable) {
     read_errors();
     return 1;
   }
@@ -370,8 +373,11 @@ size_t Endpoint::read_queue() {
   return count > 0 ? static_cast<size_t>(count) : 0;
 }
 
-void Endpoint::on_completion(const fi_cq_data_entry& entry) {
-  if ((entry.flags & FI_REMOTE_CQ_DATA) != 0) target_.on_data(entry.data);
+void Endpoint::on_completion(const fi::QueueEntry& entry) {
+  if ((entry.flags & fi::kRemoteData) != 0) {
+    target_.on_data(entry.data);
+    if (!shared_.fabric.data_takes_receives()) return;  // then its context is nobody's
+  }
   auto* token = static_cast<Token*>(entry.op_context);
   if (token == nullptr || token->link->closed()) return;
   Link& link = *token->link;
@@ -383,7 +389,7 @@ void Endpoint::on_completion(const fi_cq_data_entry& entry) {
       link.give_back(*token);
       return;
     case Token::Use::kReceive: {
-      bool message = (entry.flags & FI_REMOTE_CQ_DATA) == 0 && token->message->sane(entry.len);
+      bool message = (entry.flags & fi::kRemoteData) == 0 && token->message->sane(entry.len);
       Message received = *token->message;
       link.repost(*token);
       if (!message) return;
@@ -397,11 +403,12 @@ void Endpoint::on_completion(const fi_cq_data_entry& entry) {
 }
 
 void Endpoint::read_errors() {
-  fi_cq_err_entry entry{};
-  if (fi_cq_readerr(shared_.fabric.queue(), &entry, 0) == 1) on_error(entry);
+  fi::ErrorEntry entry{};
+  fi::Queue* queue = shared_.fabric.queue();
+  if (queue->ops->readerr(queue, &entry, 0) == 1) on_error(entry);
 }
 
-void Endpoint::on_error(const fi_cq_err_entry& entry) {
+void Endpoint::on_error(const fi::ErrorEntry& entry) {
   auto* token = static_cast<Token*>(entry.op_context);
   if (token == nullptr || token->link->closed()) return;
   Link& link = *token->link;
@@ -435,7 +442,7 @@ void Endpoint::run() {
     uint64_t pause = 0;
     {
       std::lock_guard lock(shared_.mutex);
-      bool found = progress() > 0;
+      bool found = progress(shared_.operations_under_way() > 0 ? 1 : shared_.fabric.looks()) > 0;
       bool busy = shared_.operations_under_way() > 0;
       uint64_t now = now_ns();
       if (found || !busy) idle_since_ns = now;

@@ -55,12 +55,12 @@ class Endpoint {
 
   Status start();
   void run();
-  // With the lock held. How many completions the fabric's queue had.
-  size_t progress();
+  // With the lock held. How many completions the fabric's queue had, asked at least so often.
+  size_t progress(size_t looks = 1);
   size_t read_queue();
   void read_errors();
-  void on_completion(const fi_cq_data_entry& entry);
-  void on_error(const fi_cq_err_entry& entry);
+  void on_completion(const fi::QueueEntry& entry);
+  void on_error(const fi::ErrorEntry& entry);
   uint64_t pause_ns(bool busy, uint64_t idle_ns) const;
   void sleep(uint64_t pause_ns);
   void wake();

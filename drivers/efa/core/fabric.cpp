@@ -10,21 +10,23 @@ namespace mooncake::efa {
 namespace {
 
 // The oldest interface that has what is used here; newer libraries speak it, too.
-constexpr uint32_t kInterface = FI_VERSION(1, 17);
+constexpr uint32_t kInterface = fi::version(1, 17);
 constexpr size_t kQueueSize = 8192;
 constexpr size_t kAddresses = 64;  // first size of an address table; it grows
 constexpr int kKeyAttempts = 16;
+// ofi_rxm looks for connections that peers begin at every 128th look into the queue only.
+constexpr size_t kLooksOfRxm = 16;
 
 // Numbers of options that came after 1.17; older libraries refuse them.
 constexpr int kMaxRmaSize = 14;                               // FI_OPT_MAX_RMA_SIZE
 constexpr int kRnrRetry = -(0xefa << 16);                     // FI_OPT_EFA_RNR_RETRY
 constexpr int kUnsolicitedWriteReceive = -(0xefa << 16) + 8;  // FI_OPT_EFA_USE_UNSOLICITED_WRITE_RECV
 
-bool fits(const fi_info& info, const std::string& wanted) {
+bool fits(const fi::Info& info, const std::string& wanted) {
   if (wanted.empty()) return true;
   std::string_view name = info.domain_attr->name;
   if (name == wanted || (name.starts_with(wanted) && name[wanted.size()] == '-')) return true;
-  const fid_nic* nic = info.nic;
+  const fi::Nic* nic = info.nic;
   return nic != nullptr && nic->device_attr != nullptr && nic->device_attr->name != nullptr &&
          wanted == nic->device_attr->name;
 }
@@ -46,12 +48,13 @@ Status Api::load(const std::string& path) {
     if (!found.ok()) return found;
   }
   if (version() >= kInterface) return {};
-  return failed(MC_UNSUPPORTED, library.name() + " is version " + std::to_string(FI_MAJOR(version())) + "." +
-                                    std::to_string(FI_MINOR(version())) + "; 1.17 or newer is needed");
+  return failed(MC_UNSUPPORTED, library.name() + " is version " + std::to_string(fi::major_of(version())) +
+                                    "." + std::to_string(fi::minor_of(version())) +
+                                    "; 1.17 or newer is needed");
 }
 
 Status Fabric::fail(const char* what, int error) const {
-  mc_status code = error == -FI_ENOMEM ? MC_NO_MEMORY : MC_IO;
+  mc_status code = error == -ENOMEM ? MC_NO_MEMORY : MC_IO;
   return failed(code, std::string("libfabric cannot ") + what + " (" + name() + "): " + say(error));
 }
 
@@ -72,7 +75,7 @@ void Fabric::close() {
 // What there is in order of preference: without a wire protocol of libfabric's own, with memory of GPUs, with
 // completions that say that bytes are visible.
 Status Fabric::choose(const Options& options) {
-  int error = -FI_ENODATA;
+  int error = -ENODATA;
   for (const char* fabric : {"efa-direct", static_cast<const char*>(nullptr)}) {
     if (fabric != nullptr && options.provider != "efa") continue;
     for (bool cuda : {true, false}) {
@@ -80,8 +83,9 @@ Status Fabric::choose(const Options& options) {
         info_ = ask(options, fabric, cuda, delivery, &error);
         if (info_ == nullptr) continue;
         mr_mode_ = info_->domain_attr->mr_mode;
-        write_flags_ = delivery ? FI_DELIVERY_COMPLETE : 0;
+        write_flags_ = delivery ? fi::kDeliveryComplete : 0;
         max_bytes_ = info_->ep_attr->max_msg_size;
+        looks_ = std::strstr(info_->fabric_attr->prov_name, "ofi_rxm") != nullptr ? kLooksOfRxm : 1;
         return {};
       }
     }
@@ -96,46 +100,48 @@ Fabric::Info Fabric::ask(const Options& options, const char* fabric, bool cuda, 
                          int* error) const {
   Info hints(api_.dupinfo(nullptr), {&api_});
   if (hints == nullptr) return hints;
-  hints->caps = FI_MSG | FI_RMA | (cuda ? FI_HMEM : 0);
-  hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
-  hints->ep_attr->type = FI_EP_RDM;
+  hints->caps = fi::kMessages | fi::kRma | (cuda ? fi::kHmem : 0);
+  hints->mode = fi::kContext | fi::kContext2 | fi::kReceiveData;
+  hints->ep_attr->type = fi::kReliableDatagram;
   hints->fabric_attr->prov_name = strdup(options.provider.c_str());
   if (fabric != nullptr) hints->fabric_attr->name = strdup(fabric);
-  fi_domain_attr& domain = *hints->domain_attr;
-  domain.mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_HMEM;
-  domain.threading = FI_THREAD_COMPLETION;
-  domain.control_progress = domain.data_progress = FI_PROGRESS_MANUAL;
-  domain.resource_mgmt = FI_RM_ENABLED;
-  domain.av_type = FI_AV_TABLE;
-  if (delivery) hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
-  fi_info* found = nullptr;
+  fi::DomainAttr& domain = *hints->domain_attr;
+  domain.mr_mode = fi::kMemoryLocal | fi::kMemoryVirtualAddress | fi::kMemoryAllocated |
+                   fi::kMemoryProviderKey | fi::kMemoryHmem;
+  domain.threading = fi::kThreadCompletion;
+  domain.control_progress = domain.data_progress = fi::kProgressManual;
+  domain.resource_mgmt = fi::kManaged;
+  domain.av_type = fi::kTable;
+  if (delivery) hints->tx_attr->op_flags = fi::kDeliveryComplete;
+  fi::Info* found = nullptr;
   if (int rc = api_.getinfo(kInterface, nullptr, nullptr, 0, hints.get(), &found); rc != 0) {
     *error = rc;
     return {nullptr, {&api_}};
   }
   Info all(found, {&api_});
-  for (const fi_info* info = all.get(); info != nullptr; info = info->next) {
+  for (const fi::Info* info = all.get(); info != nullptr; info = info->next) {
     if (fits(*info, options.domain)) return {api_.dupinfo(info), {&api_}};
   }
-  *error = -FI_ENODATA;
+  *error = -ENODATA;
   return {nullptr, {&api_}};
 }
 
 Status Fabric::open_domain() {
-  fid_fabric* fabric = nullptr;
+  fi::Fabric* fabric = nullptr;
   if (int rc = api_.fabric(info_->fabric_attr, &fabric, nullptr); rc != 0) return fail("open the fabric", rc);
   fabric_.reset(fabric);
-  fid_domain* domain = nullptr;
-  if (int rc = fi_domain(fabric, info_.get(), &domain, nullptr); rc != 0) return fail("open the domain", rc);
+  fi::Domain* domain = nullptr;
+  if (int rc = fabric->ops->domain(fabric, info_.get(), &domain, nullptr); rc != 0)
+    return fail("open the domain", rc);
   domain_.reset(domain);
-  fi_cq_attr wanted{};
+  fi::QueueAttr wanted{};
   wanted.size = std::min<size_t>(kQueueSize, 16 * info_->tx_attr->size);
-  wanted.format = FI_CQ_FORMAT_DATA;
+  wanted.format = fi::kQueueData;
   // No descriptor to wait for: efa and shm have none, and ofi_rxm 1.17 looks at endpoints that were closed
   // when it is asked whether one may wait.
-  wanted.wait_obj = FI_WAIT_NONE;
-  fid_cq* queue = nullptr;
-  if (int rc = fi_cq_open(domain, &wanted, &queue, nullptr); rc != 0)
+  wanted.wait_obj = fi::kNoWait;
+  fi::Queue* queue = nullptr;
+  if (int rc = domain->ops->cq_open(domain, &wanted, &queue, nullptr); rc != 0)
     return fail("open a completion queue", rc);
   queue_.reset(queue);
   Port port;
@@ -144,19 +150,21 @@ Status Fabric::open_domain() {
   return {};
 }
 
-void Fabric::ask_for_limits(fid_ep* endpoint) {
+void Fabric::ask_for_limits(fi::Endpoint* endpoint) {
   size_t most = 0, length = sizeof most;
-  if (fi_getopt(&endpoint->fid, FI_OPT_ENDPOINT, kMaxRmaSize, &most, &length) == 0 && most > 0)
+  if (endpoint->ops->getopt(&endpoint->fid, fi::kOptionEndpoint, kMaxRmaSize, &most, &length) == 0 &&
+      most > 0)
     max_bytes_ = std::min<uint64_t>(max_bytes_, most);
 }
 
 // Refusals are fine: what the library or the device does not know stays as it is.
-void Fabric::set_options_of_efa(fid_ep* endpoint) const {
+void Fabric::set_options_of_efa(fi::Endpoint* endpoint) const {
   size_t forever = 7;  // retries of a target without a posted receive; 7: until it has one
-  fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, kRnrRetry, &forever, sizeof forever);
+  endpoint->ops->setopt(&endpoint->fid, fi::kOptionEndpoint, kRnrRetry, &forever, sizeof forever);
   // Writes with data take no receive of the mailbox where the device can do without.
   bool unsolicited = true;
-  fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, kUnsolicitedWriteReceive, &unsolicited, sizeof unsolicited);
+  endpoint->ops->setopt(&endpoint->fid, fi::kOptionEndpoint, kUnsolicitedWriteReceive, &unsolicited,
+                        sizeof unsolicited);
 }
 
 Status Fabric::open_port(size_t sends, size_t receives, Port& port) const {
@@ -166,22 +174,22 @@ Status Fabric::open_port(size_t sends, size_t receives, Port& port) const {
   info->tx_attr->op_flags = 0;
   info->tx_attr->size = std::min(info->tx_attr->size, sends);
   info->rx_attr->size = std::min(info->rx_attr->size, receives);
-  fi_av_attr table{};
-  table.type = FI_AV_TABLE;
+  fi::AddressTableAttr table{};
+  table.type = fi::kTable;
   table.count = kAddresses;
-  fid_av* addresses = nullptr;
-  if (int rc = fi_av_open(domain_.get(), &table, &addresses, nullptr); rc != 0)
+  fi::AddressTable* addresses = nullptr;
+  if (int rc = domain_->ops->av_open(domain_.get(), &table, &addresses, nullptr); rc != 0)
     return fail("open an address table", rc);
   Port made;
   made.addresses.reset(addresses);
-  fid_ep* endpoint = nullptr;
-  if (int rc = fi_endpoint(domain_.get(), info.get(), &endpoint, nullptr); rc != 0)
+  fi::Endpoint* endpoint = nullptr;
+  if (int rc = domain_->ops->endpoint(domain_.get(), info.get(), &endpoint, nullptr); rc != 0)
     return fail("make an endpoint", rc);
   made.endpoint.reset(endpoint);
   if (is_efa()) set_options_of_efa(endpoint);
-  int rc = fi_ep_bind(endpoint, &addresses->fid, 0);
-  if (rc == 0) rc = fi_ep_bind(endpoint, &queue_->fid, FI_TRANSMIT | FI_RECV);
-  if (rc == 0) rc = fi_enable(endpoint);
+  int rc = endpoint->fid.ops->bind(&endpoint->fid, &addresses->fid, 0);
+  if (rc == 0) rc = endpoint->fid.ops->bind(&endpoint->fid, &queue_->fid, fi::kTransmit | fi::kReceive);
+  if (rc == 0) rc = endpoint->fid.ops->control(&endpoint->fid, fi::kEnable, nullptr);
   if (rc != 0) return fail("enable an endpoint", rc);
   port = std::move(made);
   return {};
@@ -189,29 +197,29 @@ Status Fabric::open_port(size_t sends, size_t receives, Port& port) const {
 
 Status Fabric::register_memory(const mc_memory& memory, uint64_t access, MemoryRegion& region) {
   iovec range{reinterpret_cast<void*>(memory.address), memory.length};
-  fi_mr_attr wanted{};
+  fi::MemoryAttr wanted{};
   wanted.mr_iov = &range;
   wanted.iov_count = 1;
   wanted.access = access;
   if (memory.kind == MC_CUDA) {
-    wanted.iface = FI_HMEM_CUDA;
+    wanted.iface = fi::kCuda;
     wanted.device.cuda = memory.device;
   }
   size_t key_bytes = std::min<size_t>(info_->domain_attr->mr_key_size, sizeof wanted.requested_key);
-  fid_mr* made = nullptr;
-  int rc = -FI_ENOKEY;
+  fi::Memory* made = nullptr;
+  int rc = -fi::kNoKey;
   std::lock_guard lock(registering_);
   // Chosen keys are random, so a key that was taken back names nothing that comes later.
-  for (int attempt = 0; rc == -FI_ENOKEY && attempt < kKeyAttempts; ++attempt) {
-    if ((mr_mode_ & FI_MR_PROV_KEY) == 0) {
+  for (int attempt = 0; rc == -fi::kNoKey && attempt < kKeyAttempts; ++attempt) {
+    if ((mr_mode_ & fi::kMemoryProviderKey) == 0) {
       if (Status status = driver::fill_random(&wanted.requested_key, key_bytes); !status.ok()) return status;
     }
-    rc = fi_mr_regattr(domain_.get(), &wanted, 0, &made);
+    rc = domain_->mr->regattr(&domain_->fid, &wanted, 0, &made);
   }
   if (rc != 0) return fail("register memory", rc);
   region.handle.reset(made);
-  region.key = fi_mr_key(made);
-  region.descriptor = fi_mr_desc(made);
+  region.key = made->key;
+  region.descriptor = made->mem_desc;
   return {};
 }
 

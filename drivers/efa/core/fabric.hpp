@@ -1,20 +1,13 @@
 // libfabric, found at run time, and one domain of it: a NIC with its completion queue.
 #pragma once
 
-#include <rdma/fabric.h>
-#include <rdma/fi_cm.h>
-#include <rdma/fi_domain.h>
-#include <rdma/fi_endpoint.h>
-#include <rdma/fi_eq.h>
-#include <rdma/fi_errno.h>
-#include <rdma/fi_rma.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
 
+#include "libfabric_abi.hpp"
 #include "mooncake_driver.h"
 #include "options.hpp"
 #include "support/library.hpp"
@@ -26,30 +19,31 @@ struct Api {
   Status load(const std::string& path);
 
   driver::Library library;
-  decltype(&::fi_getinfo) getinfo = nullptr;
-  decltype(&::fi_dupinfo) dupinfo = nullptr;
-  decltype(&::fi_freeinfo) freeinfo = nullptr;
-  decltype(&::fi_fabric) fabric = nullptr;
-  decltype(&::fi_strerror) strerror = nullptr;
-  decltype(&::fi_version) version = nullptr;
+  int (*getinfo)(uint32_t version, const char* node, const char* service, uint64_t flags,
+                 const fi::Info* hints, fi::Info** found) = nullptr;
+  fi::Info* (*dupinfo)(const fi::Info* info) = nullptr;
+  void (*freeinfo)(fi::Info* info) = nullptr;
+  int (*fabric)(fi::FabricAttr* wanted, fi::Fabric** made, void* context) = nullptr;
+  const char* (*strerror)(int error) = nullptr;
+  uint32_t (*version)() = nullptr;
 };
 
 // Owns an object of libfabric.
 template <class Object>
 struct Close {
-  void operator()(Object* object) const { fi_close(&object->fid); }
+  void operator()(Object* object) const { object->fid.ops->close(&object->fid); }
 };
 template <class Object>
 using Owned = std::unique_ptr<Object, Close<Object>>;
 
 // An endpoint that is ready, and the table of the addresses it sends to.
 struct Port {
-  Owned<fid_av> addresses;  // closed after the endpoint
-  Owned<fid_ep> endpoint;
+  Owned<fi::AddressTable> addresses;  // closed after the endpoint
+  Owned<fi::Endpoint> endpoint;
 };
 
 struct MemoryRegion {
-  Owned<fid_mr> handle;
+  Owned<fi::Memory> handle;
   uint64_t key = 0;
   void* descriptor = nullptr;
 };
@@ -69,46 +63,53 @@ class Fabric {
   void deregister(MemoryRegion& region);
 
   // Whether local memory has to be registered, too.
-  bool needs_local(uint32_t kind) const { return (mr_mode_ & FI_MR_LOCAL) != 0 || kind == MC_CUDA; }
+  bool needs_local(uint32_t kind) const { return (mr_mode_ & fi::kMemoryLocal) != 0 || kind == MC_CUDA; }
   // What `offset` in memory at `base` is to a peer.
-  uint64_t remote_address(uint64_t base) const { return (mr_mode_ & FI_MR_VIRT_ADDR) != 0 ? base : 0; }
-  const fi_info& info() const { return *info_; }
+  uint64_t remote_address(uint64_t base) const {
+    return (mr_mode_ & fi::kMemoryVirtualAddress) != 0 ? base : 0;
+  }
+  const fi::Info& info() const { return *info_; }
   // Whether writes take data with them that shows at the target.
   bool carries_data() const { return info_->domain_attr->cq_data_size >= sizeof(uint32_t); }
-  bool moves_cuda() const { return (info_->caps & FI_HMEM) != 0; }
+  // Whether such a write may use up a receive at the target.
+  bool data_takes_receives() const { return (info_->mode & fi::kReceiveData) != 0; }
+  bool moves_cuda() const { return (info_->caps & fi::kHmem) != 0; }
   // Flags for a write whose completion means that the bytes are visible.
   uint64_t write_flags() const { return write_flags_; }
   uint64_t max_bytes() const { return max_bytes_; }
   size_t transmit_size() const { return info_->tx_attr->size; }
-  fid_cq* queue() const { return queue_.get(); }
+  fi::Queue* queue() const { return queue_.get(); }
   std::string say(int error) const { return api_.strerror(error < 0 ? -error : error); }
   std::string name() const { return info_->fabric_attr->prov_name + std::string(" on ") + domain_name(); }
   std::string domain_name() const { return info_->domain_attr->name; }
   bool is_efa() const;
+  // How often the queue has to be asked in a row for connections that peers begin to come about soon.
+  size_t looks() const { return looks_; }
 
  private:
   struct FreeInfo {
     const Api* api;
-    void operator()(fi_info* info) const { api->freeinfo(info); }
+    void operator()(fi::Info* info) const { api->freeinfo(info); }
   };
-  using Info = std::unique_ptr<fi_info, FreeInfo>;
+  using Info = std::unique_ptr<fi::Info, FreeInfo>;
 
   Status choose(const Options& options);
   Info ask(const Options& options, const char* fabric, bool cuda, bool delivery, int* error) const;
   Status open_domain();
-  void set_options_of_efa(fid_ep* endpoint) const;
-  void ask_for_limits(fid_ep* endpoint);
+  void set_options_of_efa(fi::Endpoint* endpoint) const;
+  void ask_for_limits(fi::Endpoint* endpoint);
   Status fail(const char* what, int error) const;
 
   Api api_;
   Info info_{nullptr, {&api_}};
-  Owned<fid_fabric> fabric_;
-  Owned<fid_domain> domain_;
-  Owned<fid_cq> queue_;
+  Owned<fi::Fabric> fabric_;
+  Owned<fi::Domain> domain_;
+  Owned<fi::Queue> queue_;
   std::mutex registering_;
   int mr_mode_ = 0;
   uint64_t write_flags_ = 0;
   uint64_t max_bytes_ = 0;
+  size_t looks_ = 1;
 };
 
 }  // namespace mooncake::efa

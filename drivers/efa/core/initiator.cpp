@@ -21,8 +21,7 @@ Status cancelled() { return failed(MC_CANCELLED, "the operation was cancelled");
 
 mc_status Initiator::code_of(int error) {
   // What the target's registration of memory does not allow.
-  if (error == FI_EACCES || error == FI_EPERM || error == FI_EKEYREJECTED || error == FI_ENOKEY)
-    return MC_REFUSED;
+  if (error == EACCES || error == EPERM || error == EKEYREJECTED || error == fi::kNoKey) return MC_REFUSED;
   return MC_UNREACHABLE;
 }
 
@@ -105,7 +104,7 @@ void Initiator::place(Operation& operation, bool more) {
   if (remote.state == Remote::State::kRefused) return finish(operation, &remote.refusal);
   if (remote.state == Remote::State::kOpen) {
     if (connection.state != Connection::State::kReady || !connection.backlog.empty() ||
-        post(operation, more) == -FI_EAGAIN)
+        post(operation, more) == -EAGAIN)
       connection.backlog.push(&operation);
     return;
   }
@@ -138,21 +137,20 @@ void Initiator::cancel(uint64_t cookie) {
 ssize_t Initiator::post(Operation& operation, bool more) {
   Connection& connection = *operation.connection;
   Remote& remote = *operation.remote;
-  uint32_t needed = operation.opcode == MC_READ ? MC_ACCESS_READ : MC_ACCESS_WRITE;
-  if ((remote.access & needed) == 0 || operation.remote_offset > remote.length ||
-      operation.length > remote.length - operation.remote_offset) {
-    Status refusal = (remote.access & needed) == 0
-                         ? failed(MC_REFUSED, needed == MC_ACCESS_READ ? "the key does not allow reading"
-                                                                       : "the key does not allow writing")
-                         : failed(MC_REFUSED, "the range ends outside the peer's region");
+  if (!remote.allows(operation.opcode, operation.remote_offset, operation.length)) {
+    bool reads = operation.opcode == MC_READ;
+    Status refusal =
+        !remote.allows(operation.opcode, 0, 0)
+            ? failed(MC_REFUSED, reads ? "the key does not allow reading" : "the key does not allow writing")
+            : failed(MC_REFUSED, "the range ends outside the peer's region");
     finish(operation, &refusal);
     return 0;
   }
   Token* token = connection.link->take_transfer();
-  if (token == nullptr) return -FI_EAGAIN;
+  if (token == nullptr) return -EAGAIN;
   iovec local{reinterpret_cast<void*>(operation.local_address), operation.length};
-  fi_rma_iov target{remote.base + operation.remote_offset, operation.length, remote.memory_key};
-  fi_msg_rma message{};
+  fi::RemoteRange target{remote.base + operation.remote_offset, operation.length, remote.memory_key};
+  fi::RmaMessage message{};
   message.msg_iov = &local;
   message.desc = &operation.descriptor;
   message.iov_count = 1;
@@ -160,17 +158,17 @@ ssize_t Initiator::post(Operation& operation, bool more) {
   message.rma_iov = &target;
   message.rma_iov_count = 1;
   message.context = &token->scratch;
-  uint64_t flags = FI_COMPLETION | (more ? FI_MORE : 0);
-  fid_ep* endpoint = connection.link->endpoint();
+  uint64_t flags = fi::kCompletion | (more ? fi::kMore : 0);
+  fi::Endpoint* endpoint = connection.link->endpoint();
   if (operation.epoch != nullptr && operation.epoch->counted) {
-    flags |= FI_REMOTE_CQ_DATA;
+    flags |= fi::kRemoteData;
     message.data = notice_data(connection.slot, operation.epoch->number);
   }
   token->operation = &operation;
   operation.state = Operation::State::kPosted;
   ssize_t rc = operation.opcode == MC_READ
-                   ? fi_readmsg(endpoint, &message, flags)
-                   : fi_writemsg(endpoint, &message, flags | shared_.fabric.write_flags());
+                   ? endpoint->rma->readmsg(endpoint, &message, flags)
+                   : endpoint->rma->writemsg(endpoint, &message, flags | shared_.fabric.write_flags());
   if (rc == 0) {
     ++remote.posted;
     ++connection.posted;
@@ -178,7 +176,7 @@ ssize_t Initiator::post(Operation& operation, bool more) {
   }
   operation.state = Operation::State::kWaiting;
   connection.link->give_back(*token);
-  if (rc == -FI_EAGAIN) return rc;
+  if (rc == -EAGAIN) return rc;
   Status failure = failed(code_of(static_cast<int>(-rc)),
                           "libfabric does not post: " + shared_.fabric.say(static_cast<int>(rc)));
   finish(operation, &failure);
@@ -187,10 +185,13 @@ ssize_t Initiator::post(Operation& operation, bool more) {
 
 void Initiator::pump(Connection& connection) {
   if (connection.state != Connection::State::kReady) return;
-  while (!connection.backlog.empty()) {
+  for (size_t count = 1; !connection.backlog.empty(); ++count) {
     // Out of the queue before it is posted: post() may end it, and so put it into another one.
     Operation* operation = connection.backlog.pop();
-    if (post(*operation, false) == -FI_EAGAIN) return connection.backlog.push_front(operation);
+    const Operation* next = connection.backlog.front();
+    bool more = next != nullptr && count % kMostMore != 0 && connection.link->has_room_for_two() &&
+                next->remote->allows(next->opcode, next->remote_offset, next->length);
+    if (post(*operation, more) == -EAGAIN) return connection.backlog.push_front(operation);
   }
 }
 
@@ -232,8 +233,6 @@ void Initiator::on_transfer(Token& token, const Status* failure) {
     lose(connection, kept);
   else if (connection.state == Connection::State::kParting && connection.posted == 0)
     part(connection);
-  else if (!connection.backlog.empty())
-    pump(connection);
 }
 
 // ---- sessions
@@ -330,7 +329,7 @@ void Initiator::on_welcome(Connection& connection, const Message& message) {
     lose(connection, status);
     return;
   }
-  connection.link->forget(std::exchange(connection.door, FI_ADDR_UNSPEC));
+  connection.link->forget(std::exchange(connection.door, fi::kAddressUnspecified));
   connection.guest = message.from;
   connection.slot = static_cast<uint32_t>(message.grant);
   connection.state = Connection::State::kReady;
@@ -438,9 +437,9 @@ void Initiator::lose(Connection& connection, const Status& failure, bool at_once
   if (connection.posted > 0) return abandon(*connection.link, failure);
   if (Link* link = std::exchange(connection.link, nullptr)) {
     sessions_.erase(connection.number);
-    link->forget(std::exchange(connection.door, FI_ADDR_UNSPEC));
+    link->forget(std::exchange(connection.door, fi::kAddressUnspecified));
     if (failure.code != MC_CLOSED) link->forget(connection.peer);  // else a goodbye is on its way
-    connection.peer = FI_ADDR_UNSPEC;
+    connection.peer = fi::kAddressUnspecified;
     links_.release(*link, at_once);
   }
   end_operations(connection, failure);
@@ -456,7 +455,7 @@ void Initiator::abandon(Link& link, const Status& failure) {
   }
   for (const ConnectionPointer& connection : on_it) {
     connection->link = nullptr;
-    connection->door = connection->peer = FI_ADDR_UNSPEC;
+    connection->door = connection->peer = fi::kAddressUnspecified;
     sessions_.erase(connection->number);
   }
   for (Token& token : link.transfers()) {
@@ -492,9 +491,7 @@ void Initiator::end_operations(Connection& connection, const Status& failure) {
 // ---- time
 
 void Initiator::tick(uint64_t now) {
-  std::vector<ConnectionPointer> all;
-  for (auto& [connection, owner] : connections_) all.push_back(owner);
-  for (const ConnectionPointer& connection : all) look_after(*connection, now);
+  for (auto& [connection, owner] : connections_) look_after(*connection, now);
   std::vector<Link*> stuck;
   for (const auto& link : links_.open()) {
     uint64_t sent = link->oldest_send_ns();

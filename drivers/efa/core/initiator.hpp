@@ -15,6 +15,8 @@ namespace mooncake::efa {
 
 using driver::Key;
 
+constexpr size_t kMostMore = 16;  // operations behind one doorbell
+
 // A peer's region as this side knows it.
 struct Remote {
   enum class State : uint8_t { kUnasked, kAsked, kOpen, kRefused };
@@ -37,6 +39,12 @@ struct Remote {
   uint32_t posted = 0;  // those that the fabric has
   Status refusal;
   OperationQueue waiting;  // for the session or the answer
+
+  // Whether the owner would; it, or its device, looks again.
+  bool allows(mc_opcode opcode, uint64_t at, uint64_t bytes) const {
+    uint32_t needed = opcode == MC_READ ? MC_ACCESS_READ : MC_ACCESS_WRITE;
+    return (access & needed) != 0 && at <= length && bytes <= length - at;
+  }
 };
 
 // The writes between two notices. The fabric reorders, so a notice says how many they are, and each carries
@@ -63,8 +71,8 @@ struct Connection {
 
   // Of the session.
   Link* link = nullptr;
-  fi_addr_t door = FI_ADDR_UNSPEC;
-  fi_addr_t peer = FI_ADDR_UNSPEC;
+  fi::Address door = fi::kAddressUnspecified;
+  fi::Address peer = fi::kAddressUnspecified;
   uint64_t number = 0;  // ours
   uint64_t guest = 0;   // the peer's
   Name session{};
@@ -98,7 +106,8 @@ class Initiator {
   std::shared_ptr<Remote> import(Connection& connection, uint64_t region, const Key& key);
   void release(const std::shared_ptr<Remote>& remote);
 
-  // Takes over an operation whose members are set. `more`: another one of the same remote follows at once.
+  // Takes over an operation whose members are set. `more`: another one follows at once that will be posted to
+  // the same link, and rings for both. (Where that one finds no room, it rings from the backlog.)
   void place(Operation& operation, bool more);
   void cancel(uint64_t cookie);
   void notify(Connection& connection, const void* data, size_t length, uint64_t cookie);

@@ -16,7 +16,7 @@ Status Link::start() {
   if (Status status = fabric_.open_port(size_.transfers + size_.sends, size_.receives, port_); !status.ok())
     return status;
   size_t length = address_.bytes.size();
-  if (int rc = fi_getname(&endpoint()->fid, address_.bytes.data(), &length); rc != 0)
+  if (int rc = endpoint()->cm->getname(&endpoint()->fid, address_.bytes.data(), &length); rc != 0)
     return failed(MC_IO, "libfabric does not tell an endpoint's address: " + fabric_.say(rc));
   address_.length = static_cast<uint8_t>(length);
   mailbox_.resize(size_.receives + size_.sends);
@@ -25,7 +25,8 @@ Status Link::start() {
     memory.kind = MC_DRAM;
     memory.address = reinterpret_cast<uint64_t>(mailbox_.data());
     memory.length = mailbox_.size() * sizeof(Message);
-    if (Status status = fabric_.register_memory(memory, FI_SEND | FI_RECV, mailbox_region_); !status.ok())
+    if (Status status = fabric_.register_memory(memory, fi::kSend | fi::kReceive, mailbox_region_);
+        !status.ok())
       return status;
   }
   letters_.resize(mailbox_.size());
@@ -59,42 +60,42 @@ void Link::close() {
   closed_ns = now_ns();
 }
 
-Status Link::reach(const FabricAddress& address, fi_addr_t& peer) {
-  int rc = fi_av_insert(port_.addresses.get(), address.bytes.data(), 1, &peer, 0, nullptr);
+Status Link::reach(const FabricAddress& address, fi::Address& peer) {
+  int rc = port_.addresses->ops->insert(port_.addresses.get(), address.bytes.data(), 1, &peer, 0, nullptr);
   if (rc == 1) return {};
   return failed(MC_UNREACHABLE, "libfabric does not take the peer's address" +
                                     (rc < 0 ? ": " + fabric_.say(rc) : std::string()));
 }
 
-void Link::forget(fi_addr_t peer) {
+void Link::forget(fi::Address peer) {
   std::erase_if(waiting_, [&](const Waiting& each) { return each.peer == peer; });
 }
 
 ssize_t Link::post_receive(Token& token) {
-  return fi_recv(endpoint(), token.message, sizeof(Message), mailbox_region_.descriptor, FI_ADDR_UNSPEC,
-                 &token.scratch);
+  return endpoint()->msg->recv(endpoint(), token.message, sizeof(Message), mailbox_region_.descriptor,
+                               fi::kAddressUnspecified, &token.scratch);
 }
 
 void Link::repost(Token& token) {
   if (closed()) return;
   ssize_t rc = post_receive(token);
-  if (rc == -FI_EAGAIN) unposted_.push_back(&token);
-  if (rc != 0 && rc != -FI_EAGAIN) broken = true;
+  if (rc == -EAGAIN) unposted_.push_back(&token);
+  if (rc != 0 && rc != -EAGAIN) broken = true;
 }
 
-void Link::send(fi_addr_t peer, const Message& message) {
+void Link::send(fi::Address peer, const Message& message) {
   if (closed()) return;
   if (!waiting_.empty() || !post_send(peer, message)) waiting_.push_back({peer, message});
 }
 
 // False when there is no room now.
-bool Link::post_send(fi_addr_t peer, const Message& message) {
+bool Link::post_send(fi::Address peer, const Message& message) {
   if (free_send_ == nullptr) return false;
   Token& token = *free_send_;
   *token.message = message;
-  ssize_t rc =
-      fi_send(endpoint(), token.message, sizeof(Message), mailbox_region_.descriptor, peer, &token.scratch);
-  if (rc == -FI_EAGAIN) return false;
+  ssize_t rc = endpoint()->msg->send(endpoint(), token.message, sizeof(Message), mailbox_region_.descriptor,
+                                     peer, &token.scratch);
+  if (rc == -EAGAIN) return false;
   if (rc != 0) {
     broken = true;
     return true;

@@ -19,7 +19,7 @@ struct Operation;
 struct Token {
   enum class Use : uint8_t { kReceive, kSend, kTransfer };
 
-  fi_context2 scratch{};  // the provider's; first, because its address is what libfabric gets
+  fi::Context2 scratch{};  // the provider's; first, because its address is what libfabric gets
   Link* link = nullptr;
   Token* next = nullptr;           // while it is free
   Operation* operation = nullptr;  // a transfer's
@@ -47,15 +47,15 @@ class Link {
   void close();
   bool closed() const { return port_.endpoint == nullptr; }
   const FabricAddress& address() const { return address_; }
-  fid_ep* endpoint() const { return port_.endpoint.get(); }
+  fi::Endpoint* endpoint() const { return port_.endpoint.get(); }
 
-  Status reach(const FabricAddress& address, fi_addr_t& peer);
+  Status reach(const FabricAddress& address, fi::Address& peer);
   // Nothing more to this peer. Its address stays until the link is closed: providers take what a peer sent
   // before for a message of one that they know.
-  void forget(fi_addr_t peer);
+  void forget(fi::Address peer);
 
   // Sends now or, when the fabric has no room, with a later flush(); it is never lost but with the link.
-  void send(fi_addr_t peer, const Message& message);
+  void send(fi::Address peer, const Message& message);
   // What the fabric did not take at the last try. False when the link is of no more use.
   bool flush();
   bool sending() const { return free_sends_ < size_.sends || !waiting_.empty(); }
@@ -85,14 +85,14 @@ class Link {
 
  private:
   struct Waiting {
-    fi_addr_t peer;
+    fi::Address peer;
     Message message;
   };
 
   Link(Fabric& fabric, const LinkSize& size) : fabric_(fabric), size_(size) {}
   Status start();
   ssize_t post_receive(Token& token);
-  bool post_send(fi_addr_t peer, const Message& message);
+  bool post_send(fi::Address peer, const Message& message);
 
   Fabric& fabric_;
   const LinkSize size_;

@@ -88,12 +88,15 @@ class Sequencer {
   template <class Handle>
   bool accept(const Message& message, Handle&& handle) {
     constexpr size_t kMostEarly = 4096;
-    if (message.sequence <= received_ || early_.size() >= kMostEarly) return false;
-    if (!early_.emplace(message.sequence, message).second) return false;
+    if (message.sequence <= received_) return false;
+    if (message.sequence > received_ + 1)
+      return early_.size() < kMostEarly && early_.emplace(message.sequence, message).second;
+    ++received_;
+    if (!handle(message)) return true;  // the session is over; this object may be, too
     while (!early_.empty() && early_.begin()->first == received_ + 1) {
       Message next = early_.extract(early_.begin()).mapped();
       ++received_;
-      if (!handle(next)) return true;  // the session is over; this object may be, too
+      if (!handle(next)) return true;
     }
     return true;
   }

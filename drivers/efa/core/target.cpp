@@ -22,8 +22,8 @@ bool same(const Name& left, const Name& right) {
 }
 
 uint64_t remote_rights(uint32_t access) {
-  return ((access & MC_ACCESS_READ) != 0 ? FI_REMOTE_READ : 0) |
-         ((access & MC_ACCESS_WRITE) != 0 ? FI_REMOTE_WRITE : 0);
+  return ((access & MC_ACCESS_READ) != 0 ? fi::kRemoteRead : 0) |
+         ((access & MC_ACCESS_WRITE) != 0 ? fi::kRemoteWrite : 0);
 }
 
 }  // namespace
@@ -66,7 +66,7 @@ Status Target::add(const std::shared_ptr<Region>& region) {
   std::unique_lock lock = lock_to_register();
   // The fabric's own rights are of this registration: a peer's key may end while the memory stays in use.
   if (fabric.needs_local(region->memory.kind)) {
-    Status status = fabric.register_memory(region->memory, FI_READ | FI_WRITE, region->local);
+    Status status = fabric.register_memory(region->memory, fi::kRead | fi::kWrite, region->local);
     if (!status.ok()) return status;
   }
   Status status = fabric.register_memory(region->memory, remote_rights(own->access), own->memory);
@@ -220,7 +220,7 @@ Status Target::welcome(const Message& hello) {
 }
 
 void Target::turn_away(const Message& hello, const Status& why) {
-  fi_addr_t peer = FI_ADDR_UNSPEC;
+  fi::Address peer = fi::kAddressUnspecified;
   FabricAddress address{hello.address, hello.address_length};
   if (!door_->reach(address, peer).ok()) return;
   Message answer;

@@ -83,7 +83,7 @@ class Target {
   // A session of a peer that uses memory of this side.
   struct Guest {
     Link* link = nullptr;
-    fi_addr_t peer = FI_ADDR_UNSPEC;
+    fi::Address peer = fi::kAddressUnspecified;
     uint64_t number = 0;     // ours
     uint64_t initiator = 0;  // the peer's
     Name session{};

@@ -7,7 +7,7 @@ import functools
 
 import pytest
 
-__all__ = ["OVER_SHM", "OVER_TCP", "needs_libfabric"]
+__all__ = ["IMPATIENT", "OVER_SHM", "OVER_TCP", "needs_libfabric"]
 
 Options = dict[str, "str | int | float | bool"]
 
@@ -36,3 +36,5 @@ PATIENCE: Options = {"connect_timeout_s": 3.0, "dead_peer_timeout_s": 4.0}
 # Fewer endpoints than peers, so that some share them: the other half of the driver's ways.
 OVER_TCP: Options = {"provider": _tcp(), "domain": "lo", "endpoints": 16, **PATIENCE}
 OVER_SHM: Options = {"provider": "shm", "endpoints": 4, **PATIENCE}
+# A lost peer shows within 5 s.
+IMPATIENT: Options = {"connect_timeout_s": 1.0, "dead_peer_timeout_s": 2.0}

@@ -26,12 +26,16 @@ Status Copies::start() {
   return {};
 }
 
-void Copies::close(uint64_t deadline_ns) {
-  if (!watcher_.joinable()) return;
+void Copies::settle(uint64_t deadline_ns) {
   while (busy() && driver::now_ns() < deadline_ns) {
     reap();
     std::this_thread::sleep_for(kFirstLook);
   }
+}
+
+void Copies::close(uint64_t deadline_ns) {
+  if (!watcher_.joinable()) return;
+  settle(deadline_ns);
   {
     std::lock_guard lock(watch_mutex_);
     stopping_ = true;
@@ -105,7 +109,7 @@ void Copies::launch(std::unique_ptr<Batch> batch, CUstream user) {
     std::lock_guard lock(lane.mutex);
     Current current(cuda, context);
     Status status = device.take_event(batch->event);
-    if (status.ok() && user != nullptr) status = follow(device, user, lane.stream);
+    if (status.ok() && user != nullptr) status = follow(user, lane.stream);
     bool enqueued = status.ok();
     if (status.ok()) status = enqueue(*batch, lane.stream);
     // Also after a failure: some of it may have been taken, and memory may be let go of only when that is
@@ -135,7 +139,7 @@ void Copies::launch(std::unique_ptr<Batch> batch, CUstream user) {
   }
 }
 
-Status Copies::follow(Device& device, CUstream user, CUstream ours) {
+Status Copies::follow(CUstream user, CUstream ours) {
   const Cuda& cuda = devices_.cuda();
   CUcontext theirs = nullptr;
   Status status =
@@ -149,7 +153,6 @@ Status Copies::follow(Device& device, CUstream user, CUstream ours) {
   status = cuda.check(cuda.cuEventRecord(reached, user), "cuEventRecord in the stream that was given");
   if (status.ok()) status = cuda.check(cuda.cuStreamWaitEvent(ours, reached, 0), "cuStreamWaitEvent");
   cuda.cuEventDestroy(reached);  // CUDA keeps it until it was reached
-  (void)device;
   return status;
 }
 

@@ -49,7 +49,9 @@ class Copies {
       : devices_(devices), completions_(completions), streams_(streams) {}
 
   Status start();
-  // Waits for what was launched, at most until the deadline, and frees the streams.
+  // Waits for what was launched, at most until the deadline.
+  void settle(uint64_t deadline_ns);
+  // And frees the streams. Nothing may be launched any more.
   void close(uint64_t deadline_ns);
 
   // Completions of the batch follow in any case. With a stream of the user's the copies start after what it
@@ -80,7 +82,7 @@ class Copies {
   Status prepare(int device, CUcontext& context);
   Status enqueue(Batch& batch, CUstream stream);
   Status enqueue_batch(Batch& batch, CUstream stream);
-  Status follow(Device& device, CUstream user, CUstream ours);
+  Status follow(CUstream user, CUstream ours);
   void fail(Batch& batch, const Status& why);
   void reap_lane(Lane& lane);
   void finish(std::unique_ptr<Batch> batch);

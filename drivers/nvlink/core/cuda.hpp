@@ -125,6 +125,7 @@ static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUmemcpyAttributes) ==
   X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (CUcontext))                                                  \
   X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (CUcontext*))                                                   \
   X(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", (CUcontext, unsigned))                                 \
+  X(cuCtxSynchronize, "cuCtxSynchronize", ())                                                              \
   X(cuStreamCreate, "cuStreamCreate", (CUstream*, unsigned))                                               \
   X(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream))                                                     \
   X(cuStreamWaitEvent, "cuStreamWaitEvent", (CUstream, CUevent, unsigned))                                 \
@@ -146,6 +147,8 @@ static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUmemcpyAttributes) ==
   X(cuMemAddressReserve, "cuMemAddressReserve",                                                            \
     (CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long))                                       \
   X(cuMemAddressFree, "cuMemAddressFree", (CUdeviceptr, size_t))                                           \
+  X(cuMemCreate, "cuMemCreate",                                                                            \
+    (CUmemGenericAllocationHandle*, size_t, const CUmemAllocationProp*, unsigned long long))               \
   X(cuMemMap, "cuMemMap", (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long)) \
   X(cuMemUnmap, "cuMemUnmap", (CUdeviceptr, size_t))                                                       \
   X(cuMemSetAccess, "cuMemSetAccess", (CUdeviceptr, size_t, const CUmemAccessDesc*, size_t))               \

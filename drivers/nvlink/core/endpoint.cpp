@@ -69,9 +69,10 @@ Status Endpoint::start() {
 void Endpoint::close() {
   if (forked() || std::exchange(closed_, true)) return;
   if (asker_) asker_->close();
-  copies_.close(driver::deadline_after(kCloseWaitS));
+  copies_.settle(driver::deadline_after(kCloseWaitS));
   if (grantor_) grantor_->close();
-  loop_.stop();
+  loop_.stop();  // it launches copies too
+  copies_.close(driver::deadline_after(kCloseWaitS));
   devices_.close();
 }
 

@@ -175,9 +175,8 @@ Status open_file(Devices& devices, const GrantBody& body, const std::vector<driv
   if (parts.size() != 1 || !parts[0].fd)
     return failed(MC_IO, "a descriptor did not arrive; is the limit of open files reached?");
   int fd = parts[0].fd->get();
-  int seals = fcntl(fd, F_GET_SEALS);
   struct stat file{};
-  if (fstat(fd, &file) != 0 || seals < 0 || (seals & F_SEAL_SHRINK) == 0 ||
+  if (fstat(fd, &file) != 0 || !driver::sealed_against_shrinking(fd) ||
       body.skip > static_cast<uint64_t>(file.st_size) ||
       length > static_cast<uint64_t>(file.st_size) - body.skip)
     return failed(MC_UNSUPPORTED, "its file could be cut short");

@@ -37,9 +37,8 @@ Status StageBuffer::create(Devices& devices, std::shared_ptr<StageBuffer>& buffe
 
 Status StageBuffer::open(Devices& devices, int fd, std::shared_ptr<StageBuffer>& buffer) {
   struct stat file{};
-  int seals = fcntl(fd, F_GET_SEALS);
-  if (fstat(fd, &file) != 0 || static_cast<uint64_t>(file.st_size) < kBytes || seals < 0 ||
-      (seals & F_SEAL_SHRINK) == 0)
+  if (fstat(fd, &file) != 0 || static_cast<uint64_t>(file.st_size) < kBytes ||
+      !driver::sealed_against_shrinking(fd))
     return failed(MC_UNREACHABLE, "the peer passed a staging buffer that is too small or not sealed");
   return map(devices, fd, buffer);
 }

@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "abi.hpp"
+#include "identity.hpp"
 #include "nvme_controller.hpp"
+#include "support/gil.hpp"
 
 namespace nb = nanobind;
 using namespace mooncake::nvmeof;
@@ -23,7 +25,7 @@ nb::tuple identify(const std::string& url, const std::string& host_nqn, bool hea
     settings.data_digest = data_digest;
     settings.connect_timeout_s = timeout_s;
     settings.keep_alive_s = 0;
-    nb::gil_scoped_release released;
+    mooncake::GilReleased released;
     status = nvme::Controller::identify(place, settings, found);
   }
   nb::dict facts;
@@ -35,6 +37,12 @@ nb::tuple identify(const std::string& url, const std::string& host_nqn, bool hea
   facts["model"] = found.model;
   facts["serial"] = found.serial;
   return nb::make_tuple(static_cast<int>(status.code), status.reason, facts);
+}
+
+nb::tuple find(const std::string& folder, const std::string& identity) {
+  std::string name;
+  Status status = find_namespace(folder, Identity::parse(identity), name);
+  return nb::make_tuple(static_cast<int>(status.code), status.reason, name);
 }
 
 }  // namespace
@@ -52,4 +60,8 @@ NB_MODULE(_core, module) {
           "def identify(url: str, host_nqn: str, header_digest: bool, data_digest: bool, timeout_s: float)"
           " -> tuple[int, str, dict[str, object]]"),
       "Ask the target of a URL for its namespace: the mc_status, the reason, and what it is.");
+  module.def(
+      "find_namespace", &find, nb::arg("folder"), nb::arg("identity"),
+      nb::sig("def find_namespace(folder: str, identity: str) -> tuple[int, str, str]"),
+      "Look below a folder like /sys/block for a peer's namespace: the mc_status, the reason, its name.");
 }

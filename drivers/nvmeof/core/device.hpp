@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "identity.hpp"
 #include "os.hpp"
 #include "support/handles.hpp"
 
@@ -56,6 +57,12 @@ class Device {
   virtual Status run(mc_opcode opcode, std::byte* memory, uint64_t offset, uint64_t length, bool durable) = 0;
   // For io_uring: the descriptor that moves the bytes of a direct operation; -1: there is none.
   virtual int direct_fd() const { return -1; }
+  // By which another process reaches it, where the kernel has no descriptor of it.
+  virtual std::string url() const { return {}; }
+  // By which another host finds it among its own block devices.
+  virtual Status identity(Identity&) const { return failed(MC_UNSUPPORTED, name_ + " has no identity"); }
+  // A descriptor that goes through the page cache, for what lies beyond direct_limit(); -1: there is none.
+  virtual int buffered_fd() const { return -1; }
   // The same for NVMe commands: -1 where there is no such device, or this piece is too long for one.
   virtual int command_fd(uint64_t) const { return -1; }
   virtual uint32_t nsid() const { return 0; }

@@ -16,12 +16,6 @@ constexpr double kCloseLimitS = 30;
 constexpr uint64_t kBandwidth = 3'000'000'000;  // of one drive; the engine measures what it gets
 constexpr uint64_t kLatencyNs = 80'000;
 
-Status name(mc_handle made, mc_handle* out) {
-  if (made == 0) return failed(MC_NO_MEMORY, "there are as many handles as there can be; release some");
-  *out = made;
-  return {};
-}
-
 bool inside(uint64_t offset, uint64_t length, uint64_t size) {
   return offset <= size && length <= size - offset;
 }
@@ -45,31 +39,63 @@ Status Endpoint::open(const mc_option* options, size_t count, std::shared_ptr<En
 
 Status Endpoint::start() {
   if (generation_ == 0) return failed(MC_NO_MEMORY, "no memory to keep watch for forks");
-  Address address;
-  if (Status status = make_address(address); !status.ok()) return status;
-  id_ = address.endpoint;
+  if (Status status = driver::make_address("nvmeof", address_); !status.ok()) return status;
+  std::copy_n(address_.name, id_.size(), id_.begin());
   if (Status status = completions_.open(); !status.ok()) return status;
   if (Status status = io_->start(); !status.ok()) return status;
+  if (Status status = start_peers(); !status.ok()) return status;
   announce(id_, owner_, io_);
   return {};
+}
+
+Status Endpoint::start_peers() {
+  driver::GrantorHooks granting;
+  granting.describe = [](driver::Session& peer, const driver::Owned& owned, uint32_t access,
+                         driver::Offer& offer) { return lend(peer, owned, access, offer); };
+  driver::AskerHooks asking;
+  asking.open = [this](const std::shared_ptr<driver::Link>&, const driver::Message& grant,
+                       std::vector<driver::Offer::Part> parts, std::shared_ptr<driver::Opened>& opened) {
+    return borrow(options_, io_, grant, parts, opened);
+  };
+  asking.nudge = [this] { io_->reap(Io::Reaper::kOther); };
+  double limit_s = options_.nvme.connect_timeout_s;
+  bool far = !options_.host.empty();
+  if (far) {
+    if (Status status = driver::parse_host(options_.host, address_.host); !status.ok()) return status;
+  }
+  asking.over_tcp = far;
+  grantor_ = std::make_unique<driver::Grantor>(loop_, driver::Grantor::Settings{limit_s, false, far},
+                                               address_, std::move(granting));
+  asker_ = std::make_unique<driver::Asker>(loop_, limit_s, address_, std::move(asking));
+  if (Status status = loop_.start("mc-nvmeof-peers"); !status.ok()) return status;
+  return grantor_->listen();
 }
 
 void Endpoint::close() {
   if (forked()) return;
   withdraw(id_);
+  if (asker_) asker_->close();
   std::vector<std::shared_ptr<Uses>> uses;
   auto withdrawn = owner_->close(uses);
   (void)wait_for(uses, deadline_after(kCloseLimitS));
   for (const auto& region : withdrawn) {
+    if (region->on_gpu) continue;
     forget_everywhere(*region->device);
     io_->forget(*region->device);  // what a ring still holds is given back some time after its end
     region->device->close();
   }
   io_->stop();
+  for (const auto& region : withdrawn) {
+    if (region->on_gpu) io_->forget(*region);  // nothing moves it any more
+  }
+  if (grantor_) grantor_->close();
+  loop_.stop();
 }
 
 Status Endpoint::caps(mc_caps& caps) const {
+  caps.flags = address_.port == 0 ? MC_CAP_SAME_HOST_ONLY : 0u;
   caps.memory_kinds = 1u << MC_DRAM | 1u << MC_FILE | 1u << MC_BLOCK;
+  if (io_->moves_gpu_memory()) caps.memory_kinds |= 1u << MC_CUDA;
   caps.bandwidth_bytes_per_s = kBandwidth;
   caps.latency_ns = kLatencyNs;
   caps.max_op_bytes = options_.chunk_bytes;
@@ -80,39 +106,35 @@ Status Endpoint::caps(mc_caps& caps) const {
 
 Status Endpoint::stats(mc_stats& stats) const {
   completions_.add_to(stats);
-  stats.refused = refused_.load(std::memory_order_relaxed);
+  stats.connections = asker_->open_connections();
+  stats.refused = refused_.load(std::memory_order_relaxed) + grantor_->refused();
   return {};
 }
 
 // ---------------------------------------------------------------------------------------------- peers
 
 Status Endpoint::export_address(void* blob, size_t* length) const {
-  Address address;
-  if (Status status = make_address(address); !status.ok()) return status;
-  address.endpoint = id_;
-  return driver::copy_out(&address, sizeof address, blob, length);
+  return driver::copy_out(&address_, sizeof address_, blob, length);
 }
 
 Status Endpoint::connect(const void* blob, size_t length, mc_handle* connection) {
-  Address theirs;
-  if (length != sizeof theirs) return failed(MC_INVALID, "this is no address of an nvmeof endpoint");
-  std::memcpy(&theirs, blob, sizeof theirs);
-  if (theirs.magic != kAddressMagic || theirs.version != kAddressVersion)
-    return failed(MC_UNSUPPORTED, "the address is of another version of the nvmeof driver");
-  std::shared_ptr<Owner> owner = find_owner(theirs.endpoint);
-  if (!owner) {
-    return failed(
-        MC_UNREACHABLE,
-        "the peer is another process, whose files only that process reads and writes; open the file "
-        "in an engine of this process, or reach the peer's memory by another driver");
-  }
+  driver::Address theirs;
+  if (Status status = driver::read_address(address_, blob, length, theirs); !status.ok()) return status;
+  EndpointId id;
+  std::copy_n(theirs.name, id.size(), id.begin());
   auto made = std::make_shared<Connection>();
-  made->owner = std::move(owner);
-  return name(connections_.add(std::move(made)), connection);
+  made->owner = find_owner(id);
+  if (!made->owner) {
+    if (Status status = asker_->reachable(theirs); !status.ok()) return status;
+    made->far = asker_->connect(theirs);
+  }
+  return connections_.add(std::move(made), connection);
 }
 
 void Endpoint::disconnect(mc_handle connection) {
-  if (!connections_.take(connection)) return;
+  std::shared_ptr<Connection> taken = connections_.take(connection);
+  if (!taken) return;
+  if (taken->far) asker_->disconnect(taken->far);
   io_->cancel([connection](const Job& job) { return job.connection == connection; }, MC_CLOSED);
 }
 
@@ -126,9 +148,10 @@ Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint
     return failed(MC_UNSUPPORTED, "the nvmeof driver reaches files and block devices, not memory of a peer");
   auto made = std::make_shared<RemoteRegion>();
   made->owner = peer->owner;
+  if (peer->far) made->far = asker_->import(peer->far, region_id, driver::key_from(key));
   made->id = region_id;
   made->key = driver::key_from(key);
-  return name(remotes_.add(std::move(made)), remote);
+  return remotes_.add(std::move(made), remote);
 }
 
 void Endpoint::release_key(mc_handle remote) { remotes_.take(remote); }
@@ -140,20 +163,31 @@ Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered)
     return failed(MC_INVALID, "the memory description is of an unknown version");
   if (memory.length == 0) return failed(MC_INVALID, "the memory is empty");
   auto region = std::make_shared<Region>(memory.region_id, memory.key, memory.length);
-  if (memory.kind == MC_DRAM) {
+  if (memory.kind == MC_DRAM || memory.kind == MC_CUDA) {
     if (memory.address == 0 || memory.address + memory.length < memory.address)
       return failed(MC_INVALID, "the memory is empty or wraps around the address space");
     region->memory = reinterpret_cast<std::byte*>(memory.address);
+    region->on_gpu = memory.kind == MC_CUDA;
   } else if (memory.kind == MC_FILE || memory.kind == MC_BLOCK) {
     if (memory.fd_offset + memory.length < memory.length)
       return failed(MC_INVALID, "the region wraps around the largest offset");
     if (Status status = open_device(memory, region->device); !status.ok()) return status;
     region->device_offset = memory.fd_offset;
   } else {
-    return failed(MC_UNSUPPORTED, "the nvmeof driver takes main memory, files and block devices");
+    return failed(MC_UNSUPPORTED, "the nvmeof driver takes main memory, GPU memory, files and block devices");
   }
-  if (Status status = owner_->add(region); !status.ok()) return status;
-  return name(regions_.add(region), registered);
+  if (region->on_gpu) {
+    if (Status status = io_->prepare(*region, memory.device); !status.ok()) return status;
+  }
+  if (Status status = owner_->add(region); !status.ok()) {
+    if (region->on_gpu) io_->forget(*region);
+    return status;
+  }
+  if (region->device) {
+    region->lent = std::make_shared<Lent>(region, memory.key);
+    if (Status status = grantor_->add(region->lent); !status.ok()) return status;
+  }
+  return regions_.add(region, registered);
 }
 
 Status Endpoint::open_device(const mc_memory& memory, std::shared_ptr<Device>& device) const {
@@ -174,6 +208,9 @@ Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
   std::vector<std::shared_ptr<Uses>> uses;
   (void)region->revoke(nullptr, uses);
   if (Status status = wait_for(uses, deadline_ns); !status.ok()) return status;
+  if (region->lent) {
+    if (Status status = grantor_->withdraw(region->lent, deadline_ns); !status.ok()) return status;
+  }
   io_->forget(*region);
   if (region->device) {
     forget_everywhere(*region->device);
@@ -195,6 +232,9 @@ Status Endpoint::grant(mc_handle registered, const uint8_t* key, uint32_t access
   std::shared_ptr<Region> region = regions_.get(registered);
   if (!region) return failed(MC_INVALID, "no memory is registered under this handle");
   if (Status status = region->grant(key, access); !status.ok()) return status;
+  if (region->lent) {
+    if (Status status = grantor_->grant(region->lent, key, access); !status.ok()) return status;
+  }
   return export_key(registered, blob, length);
 }
 
@@ -203,6 +243,9 @@ Status Endpoint::revoke(mc_handle registered, const uint8_t* key, uint64_t deadl
   if (!region) return failed(MC_INVALID, "no memory is registered under this handle");
   std::vector<std::shared_ptr<Uses>> uses;
   if (Status status = region->revoke(key, uses); !status.ok()) return status;
+  if (region->lent) {
+    if (Status status = grantor_->revoke(region->lent, key, deadline_ns); !status.ok()) return status;
+  }
   return deadline_ns == 0 ? Status{} : wait_for(uses, deadline_ns);
 }
 
@@ -251,7 +294,8 @@ Status Endpoint::enter(const mc_op& op, RemoteRegion& remote, std::shared_ptr<Re
 Status Endpoint::prepare(const mc_op& op, Job*& out) {
   const std::shared_ptr<Region>* local = regions_.find(op.local);
   const std::shared_ptr<RemoteRegion>* remote = remotes_.find(op.remote);
-  if (local == nullptr || remote == nullptr || connections_.find(op.connection) == nullptr)
+  const std::shared_ptr<Connection>* connection = connections_.find(op.connection);
+  if (local == nullptr || remote == nullptr || connection == nullptr)
     return failed(MC_INVALID, "the operation names a connection, memory or key that is not here");
   if ((*local)->memory == nullptr)
     return failed(MC_UNSUPPORTED,
@@ -260,23 +304,83 @@ Status Endpoint::prepare(const mc_op& op, Job*& out) {
   if (op.opcode != MC_READ && op.opcode != MC_WRITE) return failed(MC_INVALID, "there is no such opcode");
   if (!inside(op.local_offset, op.length, (*local)->length) || op.length == 0)
     return failed(MC_INVALID, "the range is outside the local memory");
+  if ((*remote)->far) return enter_far(op, *local, *connection, **remote, out);
   std::shared_ptr<Region> region;
   std::shared_ptr<Uses> uses;
   Status status = enter(op, **remote, region, uses);
   if (status.code == MC_REFUSED) refused_.fetch_add(1, std::memory_order_relaxed);
   if (!status.ok()) return status;
+  out = &fill(op, *local, std::move(region));
+  out->uses = std::move(uses);
+  return {};
+}
+
+Job& Endpoint::fill(const mc_op& op, const std::shared_ptr<Region>& local, std::shared_ptr<Region> remote) {
   Job& job = io_->new_job();
   job.cookie = op.cookie;
   job.connection = op.connection;
   job.opcode = static_cast<mc_opcode>(op.opcode);
   job.length = op.length;
-  job.body.memory = (*local)->memory + op.local_offset;
-  job.body.offset = region->device_offset + op.remote_offset;
-  job.local = *local;
-  job.remote = std::move(region);
-  job.uses = std::move(uses);
-  out = &job;
+  job.body.memory = local->memory + op.local_offset;
+  job.body.offset = remote->device_offset + op.remote_offset;
+  job.local = local;
+  job.remote = std::move(remote);
+  return job;
+}
+
+Status Endpoint::enter_far(const mc_op& op, const std::shared_ptr<Region>& local,
+                           const std::shared_ptr<Connection>& connection, RemoteRegion& remote, Job*& job) {
+  Status status;
+  std::shared_ptr<driver::Opened> opened = asker_->use(remote.far, status, op.cookie, {});
+  if (!opened && status.code == MC_AGAIN) {
+    auto later = [this, op, local, connection](const std::shared_ptr<driver::Opened>& found,
+                                               const Status& why) {
+      Job* begun = nullptr;
+      Status told = found ? begin_far(op, local, *connection, found, begun) : why;
+      if (!told.ok()) return complete(op, told);
+      std::vector<Job*> jobs{begun};
+      io_->begin(jobs);
+    };
+    opened = asker_->use(remote.far, status, op.cookie, std::move(later));
+  }
+  return opened ? begin_far(op, local, *connection, opened, job) : status;
+}
+
+Status Endpoint::begin_far(const mc_op& op, const std::shared_ptr<Region>& local, Connection& connection,
+                           const std::shared_ptr<driver::Opened>& opened, Job*& job) {
+  Status status = opened->check(static_cast<mc_opcode>(op.opcode), op.remote_offset, op.length);
+  if (!status.ok()) return status;
+  const std::shared_ptr<Region>& region = static_cast<const Borrowed&>(*opened).region;
+  if (op.opcode == MC_WRITE && !region->device->writable())
+    return failed(MC_REFUSED, region->device->name() + " was opened for reading only");
+  {
+    std::lock_guard lock(connection.mutex);
+    auto same = [&](const std::weak_ptr<Device>& known) { return known.lock() == region->device; };
+    auto& known = connection.devices;
+    if (std::none_of(known.begin(), known.end(), same)) known.push_back(region->device);
+  }
+  job = &fill(op, local, region);
+  job->borrowed = opened;
   return {};
+}
+
+void Endpoint::complete(const mc_op& op, const Status& failure) {
+  Completion completion;
+  completion.cookie = op.cookie;
+  completion.opcode = static_cast<mc_opcode>(op.opcode);
+  completion.fail(failure);
+  completions_.push({&completion, 1});
+}
+
+uint64_t Connection::late_ns() {
+  if (owner) return owner->late_ns();
+  std::lock_guard lock(mutex);
+  std::erase_if(devices, [](const auto& known) { return known.expired(); });
+  uint64_t longest = 0;
+  for (const auto& known : devices) {
+    if (auto device = known.lock()) longest = std::max(longest, device->late_ns());
+  }
+  return longest;
 }
 
 Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
@@ -291,6 +395,7 @@ Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
       jobs.push_back(job);
       continue;
     }
+    if (status.code == MC_AGAIN) continue;  // it waits for its region's owner
     Completion& completion = refused.emplace_back();
     completion.cookie = ops[i].cookie;
     completion.opcode = static_cast<mc_opcode>(ops[i].opcode);
@@ -302,8 +407,10 @@ Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
 }
 
 size_t Endpoint::poll(mc_completion* completions, size_t capacity) {
-  io_->reap();
-  return completions_.poll(completions, capacity);
+  io_->reap(Io::Reaper::kPoller);
+  size_t count = completions_.poll(completions, capacity);
+  if (completions_.any()) completions_.signal();  // the rest is for whoever comes next
+  return count;
 }
 
 bool Endpoint::arm() { return io_->can_sleep() && completions_.arm(); }
@@ -312,7 +419,7 @@ bool Endpoint::arm() { return io_->can_sleep() && completions_.arm(); }
 Status Endpoint::late_writes(mc_handle connection, void* token, size_t* length) {
   std::shared_ptr<Connection> peer = connections_.get(connection);
   if (!peer) return failed(MC_INVALID, "no connection has this handle");
-  uint64_t left = peer->owner->late_ns();
+  uint64_t left = peer->late_ns();
   if (left != 0) return driver::copy_out(&left, sizeof left, token, length);
   *length = 0;
   return {};
@@ -334,6 +441,7 @@ Status Endpoint::fence(const void* token, size_t length, uint64_t deadline_ns) {
 }
 
 void Endpoint::cancel(uint64_t cookie) {
+  asker_->forget(cookie, failed(MC_CANCELLED, "the operation was cancelled"));
   io_->cancel([cookie](const Job& job) { return job.cookie == cookie; }, MC_CANCELLED);
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "borrowed.hpp"
 #include "host.hpp"
 #include "io.hpp"
 #include "mooncake_driver.h"
@@ -12,18 +13,24 @@
 #include "region.hpp"
 #include "support/completions.hpp"
 #include "support/handles.hpp"
+#include "support/peers/loop.hpp"
 
 namespace mooncake::nvmeof {
 
 using driver::HandleTable;
 
 struct Connection {
-  std::shared_ptr<Owner> owner;  // of the same process
+  std::shared_ptr<Owner> owner;             // of the same process; null: of another one
+  std::shared_ptr<driver::Connection> far;  // then this
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Device>> devices;  // that were borrowed over it
+  uint64_t late_ns();
 };
 
 // A region of the owner, under one key.
 struct RemoteRegion {
   std::shared_ptr<Owner> owner;
+  std::shared_ptr<driver::Remote> far;  // of another process: the rest is unused
   uint64_t id = 0;
   Key key{};
   std::mutex mutex;
@@ -64,18 +71,30 @@ class Endpoint {
 
  private:
   Status start();
+  Status start_peers();
   Status open_device(const mc_memory& memory, std::shared_ptr<Device>& device) const;
   Status prepare(const mc_op& op, Job*& job);
   Status enter(const mc_op& op, RemoteRegion& remote, std::shared_ptr<Region>& region,
                std::shared_ptr<Uses>& uses);
+  // Of a region of another process: MC_AGAIN: it waits until that has answered.
+  Status enter_far(const mc_op& op, const std::shared_ptr<Region>& local,
+                   const std::shared_ptr<Connection>& connection, RemoteRegion& remote, Job*& job);
+  Status begin_far(const mc_op& op, const std::shared_ptr<Region>& local, Connection& connection,
+                   const std::shared_ptr<driver::Opened>& opened, Job*& job);
+  Job& fill(const mc_op& op, const std::shared_ptr<Region>& local, std::shared_ptr<Region> remote);
+  void complete(const mc_op& op, const Status& failure);
   static Status wait_for(const std::vector<std::shared_ptr<Uses>>& uses, uint64_t deadline_ns);
 
   const Options options_;
   const uint32_t generation_;
+  driver::Address address_{};
   EndpointId id_{};
+  driver::Loop loop_;
   Completions completions_;
   std::shared_ptr<Io> io_;
   std::shared_ptr<Owner> owner_ = std::make_shared<Owner>();
+  std::unique_ptr<driver::Grantor> grantor_;
+  std::unique_ptr<driver::Asker> asker_;
   std::atomic<uint64_t> refused_{0};
   HandleTable<Connection> connections_;
   HandleTable<Region> regions_;

@@ -25,7 +25,6 @@ constexpr unsigned long kBlockBytes64 = 0x80081272;  // BLKGETSIZE64
 constexpr unsigned long kLogicalBlock = 0x1268;      // BLKSSZGET
 constexpr unsigned long kNamespaceId = 0x4e40;       // NVME_IOCTL_ID
 constexpr unsigned kStatxDioAlign = 0x00002000;
-constexpr int kRwfDsync = 0x00000002;
 
 // struct statx, as far as what is asked for.
 struct StatxHead {
@@ -119,6 +118,15 @@ void File::open_commands(unsigned device) {
   commands_ = std::move(fd);
   nsid_ = static_cast<uint32_t>(number);
   most_in_command_ = kib << 10;
+}
+
+Status File::identity(Identity& found) const {
+  struct stat status{};
+  if (fstat(buffered_.get(), &status) != 0 || !S_ISBLK(status.st_mode))
+    return failed(MC_UNSUPPORTED, name_ + " is a file of its host, which no other host reaches");
+  std::string number = std::to_string(major(status.st_rdev)) + ":" + std::to_string(minor(status.st_rdev));
+  Status known = read_identity("/sys/dev/block/" + number, found);
+  return known.ok() ? known : failed(known.code, name_ + ": " + known.reason);
 }
 
 void File::find_alignment(bool block_device) {

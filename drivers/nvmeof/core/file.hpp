@@ -16,6 +16,8 @@ class File : public Device {
 
   Status run(mc_opcode opcode, std::byte* memory, uint64_t offset, uint64_t length, bool durable) override;
   int direct_fd() const override { return direct_.valid() ? direct_.get() : buffered_.get(); }
+  int buffered_fd() const override { return buffered_.get(); }
+  Status identity(Identity& found) const override;
   Status lock(uint64_t block) override;
   void unlock(uint64_t block) override;
   int command_fd(uint64_t length) const override { return length <= most_in_command_ ? commands_.get() : -1; }

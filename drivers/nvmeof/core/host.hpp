@@ -1,4 +1,4 @@
-// The endpoints of this process, and what tells one host from another.
+// The endpoints of this process.
 #pragma once
 
 #include <array>
@@ -7,22 +7,11 @@
 
 #include "io.hpp"
 #include "region.hpp"
+#include "support/peers/address.hpp"
 
 namespace mooncake::nvmeof {
 
-using EndpointId = std::array<uint8_t, 16>;
-
-// What peers connect to, as it lies in memory.
-struct Address {
-  uint32_t magic;
-  uint32_t version;
-  uint8_t host[16];  // of this boot of this kernel
-  EndpointId endpoint;
-};
-constexpr uint32_t kAddressMagic = 0x666f766e;
-constexpr uint32_t kAddressVersion = 1;
-
-Status make_address(Address& address);
+using EndpointId = std::array<uint8_t, driver::kSecretBytes>;
 
 // Thread-safe; holds no endpoint.
 void announce(const EndpointId& id, const std::shared_ptr<Owner>& owner, const std::shared_ptr<Io>& io);

@@ -14,11 +14,10 @@ namespace mooncake::nvmeof {
 namespace {
 
 constexpr double kStopLimitS = 30;
-constexpr int kRwfDsync = 0x00000002;
+// The kernel rings a device's bell once for each system call: the device begins with the first operations of
+// a batch while the next ones are made. More in one call leave it idle meanwhile.
+constexpr uint32_t kGroup = 8;
 constexpr size_t kRounds = 1 << 16;  // completions taken with the mutex held
-
-uint64_t down(uint64_t value, uint64_t unit) { return value / unit * unit; }
-uint64_t up(uint64_t value, uint64_t unit) { return down(value + unit - 1, unit); }
 
 Status stopped_status(const Job& job) {
   return job.status.ok() ? failed(MC_CANCELLED, "the operation was cancelled") : job.status;
@@ -35,6 +34,11 @@ Io::Io(const Options& options, Completions& completions)
 Io::~Io() { stop(); }
 
 Status Io::start() {
+  if (options_.gpudirect) {
+    auto over = [this](Piece& piece, Status status) { finished(piece, std::move(status)); };
+    if (Status status = Gds::open(options_.workers, options_.durable, over, gds_); !status.ok())
+      return status;
+  }
   if (options_.io == "threads") {
     why_no_ring_ = "option io is threads";
     return {};
@@ -74,7 +78,7 @@ void Io::stop() {
   cancel([](const Job&) { return true; }, MC_CLOSED);
   uint64_t deadline = deadline_after(kStopLimitS);
   for (;;) {
-    reap();
+    reap(Reaper::kOther);
     bool idle;
     {
       std::lock_guard lock(mutex_);
@@ -85,6 +89,7 @@ void Io::stop() {
     ::poll(&waiting, 1, polled_ring_ ? 0 : 20);
   }
   pool_.stop();
+  if (gds_) gds_->stop();
 }
 
 // ---------------------------------------------------------------------------------------------- beginning
@@ -135,7 +140,7 @@ void Io::divide(Job& job) {
   uint64_t begin = job.body.offset, end = begin + job.length, unit = device.granule();
   std::byte* memory = job.body.memory;
   uint64_t first = up(begin, unit), last = std::min(down(end, unit), down(device.direct_limit(), unit));
-  bool whole = unit > 1 && first < last &&
+  bool whole = unit > 1 && !job.local->on_gpu && first < last &&
                reinterpret_cast<uintptr_t>(memory + (first - begin)) % device.memory_align() == 0;
   job.left = 0;
   job.body = job.head = job.tail = Piece{};
@@ -158,6 +163,7 @@ void Io::divide(Job& job) {
 void Io::launch(Piece& piece) {
   Job& job = *piece.job;
   Device& device = *job.remote->device;
+  if (job.local->on_gpu) return gds_->add(piece);
   uint64_t unit = device.granule();
   bool direct = unit == 1 || (piece.offset % unit == 0 && piece.length % unit == 0 &&
                               piece.offset + piece.length <= device.direct_limit() &&
@@ -208,11 +214,9 @@ void Io::fill_command(uapi::Sqe& sqe, const Piece& piece, bool durable) {
 
 bool Io::queue(Ring& ring, Piece& piece) {
   Job& job = *piece.job;
+  if (ring.unsubmitted() >= kGroup) ring.submit();
   uapi::Sqe* sqe = ring.next();
-  if (sqe == nullptr) {
-    ring.submit();
-    if ((sqe = ring.next()) == nullptr) return false;
-  }
+  if (sqe == nullptr) return false;
   if (&ring == command_ring_.get()) {
     fill_command(*sqe, piece, options_.durable);
     return true;
@@ -259,7 +263,13 @@ int Io::file_slot(Device& device) {
   return found->second;
 }
 
+Status Io::prepare(Region& region, int device) {
+  if (gds_) return gds_->add_memory(region, device);
+  return failed(MC_UNSUPPORTED, "the nvmeof driver moves GPU memory with the option gpudirect only");
+}
+
 void Io::forget(Region& region) {
+  if (region.on_gpu) return gds_->remove_memory(region);
   std::lock_guard lock(mutex_);
   for (int slot : region.buffers.slots) {
     if (slot >= 0) ring_->remove_buffer(slot);
@@ -268,6 +278,7 @@ void Io::forget(Region& region) {
 }
 
 void Io::forget(Device& device) {
+  if (gds_) gds_->forget(device);
   std::lock_guard lock(mutex_);
   auto found = files_.find(device.serial());
   if (found == files_.end()) return;
@@ -277,7 +288,7 @@ void Io::forget(Device& device) {
 
 // ---------------------------------------------------------------------------------------------- ending
 
-void Io::reap() {
+void Io::reap(Reaper reaper) {
   if (!ring_) return;
   Ended ended;
   {
@@ -288,7 +299,7 @@ void Io::reap() {
       take_all(*ring, ended);
     }
   }
-  ended.publish(completions_);
+  ended.publish(completions_, reaper);
 }
 
 void Io::take_all(Ring& ring, Ended& ended) {
@@ -359,10 +370,11 @@ void Io::end_job(Job& job, Ended& ended) {
   } else {
     completion.fail(job.status);
   }
-  job.uses->leave();
+  if (job.uses) job.uses->leave();
   ended.released.push_back(std::move(job.local));
   ended.released.push_back(std::move(job.remote));
   ended.released.push_back(std::move(job.uses));
+  ended.released.push_back(std::move(job.borrowed));
   unlink(job);
   job.status = {};
   job.stopped = false;
@@ -376,12 +388,14 @@ void Io::unlink(Job& job) {
   job.previous = job.next = nullptr;
 }
 
-void Io::Ended::publish(Completions& to) {
-  if (!completions.empty()) to.push(completions);
+void Io::Ended::publish(Completions& to, Reaper reaper) {
+  if (completions.empty()) return;
+  // Waking whoever sleeps for what this thread fetches at once would cost four system calls a batch.
+  reaper == Reaper::kPoller ? to.push_quietly(completions) : to.push(completions);
 }
 
 bool Io::can_sleep() {
-  reap();
+  reap(Reaper::kPoller);
   std::lock_guard lock(mutex_);
   bool polling = false, unsubmitted = false;
   for (const auto& [ring, count] : in_rings_) {

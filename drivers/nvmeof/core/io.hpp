@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "gds.hpp"
 #include "job.hpp"
 #include "options.hpp"
 #include "pool.hpp"
@@ -33,13 +34,17 @@ class Io {
   // What submit() of the ABI was given, checked: a job for each, from new_job().
   Job& new_job();
   void begin(std::vector<Job*>& jobs);
-  // Moves what the kernel has finished to the completions.
-  void reap();
+  // Moves what the kernel has finished to the completions; by who fetches them next, or by someone else.
+  enum class Reaper { kPoller, kOther };
+  void reap(Reaper reaper);
   // False: poll() must go on, nothing would wake who waits.
   bool can_sleep();
   int event_fd() const { return events_.valid() ? events_.get() : completions_.event_fd(); }
   // Ends early what the predicate names; only what has not begun can be ended.
   void cancel(const std::function<bool(const Job&)>& which, mc_status code);
+  // Of GPU memory: before it is used. MC_UNSUPPORTED without the option gpudirect.
+  Status prepare(Region& region, int device);
+  bool moves_gpu_memory() const { return gds_ != nullptr; }
   // Before memory is given back; no operation uses it.
   void forget(Region& region);
   void forget(Device& device);
@@ -53,7 +58,7 @@ class Io {
   struct Ended {
     std::vector<Completion> completions;
     std::vector<std::shared_ptr<void>> released;  // let go of without the mutex
-    void publish(Completions& to);
+    void publish(Completions& to, Reaper reaper = Reaper::kOther);
   };
 
   // With the mutex held.
@@ -75,6 +80,7 @@ class Io {
   const Options options_;
   Completions& completions_;
   Pool pool_;
+  std::unique_ptr<Gds> gds_;
   UniqueFd events_;
   std::string why_no_ring_;
 

@@ -28,7 +28,8 @@ struct Job {
   mc_opcode opcode = MC_READ;
   uint64_t length = 0;
   std::shared_ptr<Region> local, remote;
-  std::shared_ptr<Uses> uses;
+  std::shared_ptr<Uses> uses;      // of an owner in this process
+  std::shared_ptr<void> borrowed;  // of one in another
 
   // Those of a direct operation in the middle, and of what sticks out before and behind.
   Piece body, head, tail;

@@ -13,7 +13,7 @@ namespace {
 
 // Several commands share the queues, and a lost one has less to do again.
 constexpr uint64_t kMostBytes = 256 << 10;
-constexpr size_t kNameLength = 70;
+constexpr size_t kSpaceNameLength = 70;
 
 }  // namespace
 
@@ -31,13 +31,14 @@ struct Namespace::Operation {
 Status Namespace::open(const std::string& location, const Options& options, std::shared_ptr<Device>& device) {
   auto space = std::make_shared<Namespace>();
   if (Status status = nvme::parse_url(location, space->url_); !status.ok()) return status;
+  space->location_ = location;
   uint32_t block = space->url_.block_bytes;
   if (block < 512 || (block & (block - 1)) != 0)
     return failed(MC_INVALID, "'" + location +
                                   "' does not tell the size of blocks (&block=BYTES), which "
                                   "mooncake_driver_nvmeof.namespace() finds out");
   std::string name = location.substr(0, location.find('?')) + "?nsid=" + std::to_string(space->url_.nsid);
-  space->name_ = name.size() <= kNameLength ? name : "..." + name.substr(name.size() - kNameLength);
+  space->name_ = name.size() <= kSpaceNameLength ? name : "..." + name.substr(name.size() - kSpaceNameLength);
   space->granule_ = block;
   space->durable_ = options.durable;
   space->most_bytes_ =

@@ -16,6 +16,7 @@ class Namespace : public Device {
   ~Namespace() override { close(); }
 
   Status run(mc_opcode opcode, std::byte* memory, uint64_t offset, uint64_t length, bool durable) override;
+  std::string url() const override { return location_; }
   bool start(Io& io, Piece& piece) override;
   void close() override { controller_->stop(); }
   uint64_t late_ns() override { return controller_->late_ns(); }
@@ -28,6 +29,7 @@ class Namespace : public Device {
   Status told(Status status, mc_opcode opcode, uint64_t offset, uint64_t length) const;
   static void on_over(nvme::Command& command);
 
+  std::string location_;
   nvme::Url url_;
   bool durable_ = false;
   uint64_t most_bytes_ = 0;

@@ -6,13 +6,13 @@
 namespace mooncake::nvmeof::nvme {
 namespace {
 
-struct Known {
+struct KnownStatus {
   uint16_t status;  // type and code
   mc_status code;
   const char* words;
 };
 
-constexpr Known kKnown[] = {
+constexpr KnownStatus kKnown[] = {
     {0x001, MC_IO, "invalid command opcode"},
     {0x002, MC_IO, "invalid field in the command"},
     {0x004, MC_IO, "data transfer error"},
@@ -47,7 +47,7 @@ Status meaning(uint16_t raw) {
   if (status == 0) return {};
   char number[40];
   std::snprintf(number, sizeof number, " (NVMe status %x/%02x)", status >> 8, status & 0xff);
-  for (const Known& known : kKnown) {
+  for (const KnownStatus& known : kKnown) {
     if (known.status == status) return failed(known.code, std::string(known.words) + number);
   }
   return failed(MC_IO, std::string("the target reports an error") + number);

@@ -11,11 +11,13 @@ Status parse_options(const mc_option* given, size_t count, Options& options) {
   reader.flag("durable", &options.durable);
   reader.flag("polled", &options.polled);
   reader.flag("passthrough", &options.passthrough);
+  reader.flag("gpudirect", &options.gpudirect);
   reader.flag("register_buffers", &options.register_buffers);
   reader.number<uint64_t>("in_flight", &options.in_flight, 1, 1 << 15);
   reader.number<uint64_t>("chunk_bytes", &options.chunk_bytes, 4096, 1 << 30);
   reader.number<uint32_t>("workers", &options.workers, 1, 256);
   reader.number<uint64_t>("queue_depth", &options.queue_depth, 1, 1 << 15);
+  reader.text("host", &options.host);
   reader.text("host_nqn", &options.nvme.host_nqn);
   reader.flag("header_digest", &options.nvme.header_digest);
   reader.flag("data_digest", &options.nvme.data_digest);

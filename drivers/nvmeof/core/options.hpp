@@ -17,11 +17,13 @@ struct Options {
   bool durable = false;
   bool polled = false;
   bool passthrough = false;
+  bool gpudirect = false;
   bool register_buffers = true;
   uint64_t in_flight = 64;
   uint64_t chunk_bytes = 1 << 20;
   uint32_t workers = 8;
   uint64_t queue_depth = 1024;
+  std::string host;  // empty: peers of this host only
   nvme::Settings nvme;
 };
 

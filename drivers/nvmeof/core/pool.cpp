@@ -11,9 +11,6 @@ namespace {
 constexpr uint64_t kBounceBytes = 256 << 10;
 constexpr size_t kBounceAlign = 4096;
 
-uint64_t down(uint64_t value, uint64_t unit) { return value / unit * unit; }
-uint64_t up(uint64_t value, uint64_t unit) { return down(value + unit - 1, unit); }
-
 bool aligned(const std::byte* memory, uint64_t unit) {
   return reinterpret_cast<uintptr_t>(memory) % unit == 0;
 }

@@ -63,7 +63,7 @@ std::vector<std::shared_ptr<Region>> Owner::close(std::vector<std::shared_ptr<Us
   std::vector<std::shared_ptr<Region>> found;
   for (auto& [id, region] : regions_) {
     (void)region->revoke(nullptr, out);
-    if (region->device) found.push_back(region);
+    if (region->device || region->on_gpu) found.push_back(region);
   }
   regions_.clear();
   return found;

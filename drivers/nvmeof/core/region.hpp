@@ -49,6 +49,13 @@ struct BufferSlots {
   std::vector<int> slots;  // guarded by the mutex of Io
 };
 
+// Where a region of GPU memory lies, for cuFile.
+struct GpuPlace {
+  void* context = nullptr;
+  int device = 0;
+  bool pinned = false;
+};
+
 class Region {
  public:
   Region(uint64_t id, const uint8_t* key, uint64_t length) : id(id), length(length), keys_(key) {}
@@ -60,6 +67,8 @@ class Region {
   std::shared_ptr<Device> device;
   uint64_t device_offset = 0;
   BufferSlots buffers;
+  GpuPlace gpu;
+  std::shared_ptr<struct Lent> lent;  // what other processes may ask for; null: nothing
 
   // The uses under a peer's key; null for a wrong or revoked one.
   std::shared_ptr<Uses> open(const Key& key);
@@ -82,7 +91,7 @@ class Owner {
   bool closed() const { return closed_.load(); }
   // How long failed writes to any of its regions may still be applied.
   uint64_t late_ns();
-  // Withdraws every region; returns those that lie on devices.
+  // Withdraws every region; returns those that hold something of devices or GPUs.
   std::vector<std::shared_ptr<Region>> close(std::vector<std::shared_ptr<Uses>>& out);
 
  private:

@@ -73,7 +73,7 @@ class Faults:
 
 
 class NvmeTarget:
-    """Listens on a port of 127.0.0.1 until closed. A context manager.
+    """Listens on a port of an address until closed. A context manager.
 
     Attributes:
         memory: what the namespace holds.
@@ -82,7 +82,13 @@ class NvmeTarget:
     """
 
     def __init__(
-        self, blocks: int = 4096, block_bytes: int = 512, *, r2t_bytes: int = 24576, c2h: int = 20480
+        self,
+        blocks: int = 4096,
+        block_bytes: int = 512,
+        *,
+        r2t_bytes: int = 24576,
+        c2h: int = 20480,
+        host: str = "127.0.0.1",
     ):
         self.memory = bytearray(blocks * block_bytes)
         self.block_bytes = block_bytes
@@ -91,7 +97,8 @@ class NvmeTarget:
         self.commands: list[int] = []
         self.connections = 0
         self.faults = Faults()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.host = host
+        self._listener = socket.create_server((host, 0))
         self.port = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -101,7 +108,7 @@ class NvmeTarget:
     @property
     def url(self) -> str:
         """Of its one namespace."""
-        return f"nvme-tcp://127.0.0.1:{self.port}/{NQN}?nsid=1"
+        return f"nvme-tcp://{self.host}:{self.port}/{NQN}?nsid=1"
 
     def _accept(self) -> None:
         while True:

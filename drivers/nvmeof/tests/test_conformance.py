@@ -9,7 +9,7 @@ from mooncake_transfer.testing.ending import Ends
 from mooncake_transfer.testing.moving import MovesBytes
 
 MIB = 1 << 20
-QUIRKS = Quirks(same_host_only=True, same_process_only=True, max_slice_bytes=MIB, target_kind="file")
+QUIRKS = Quirks(same_host_only=True, max_slice_bytes=MIB, target_kind="file")
 
 
 class TestIoUring(DriverConformance):

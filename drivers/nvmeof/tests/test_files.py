@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
+import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +25,7 @@ from mooncake_transfer.testing.fixtures import bytes_of
 
 DEADLINE_S = 20.0
 KIB, MIB = 1 << 10, 1 << 20
+F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h
 
 each_way = pytest.mark.parametrize("io", ["io_uring", "threads"])
 
@@ -146,6 +150,61 @@ def test_a_full_file_system_is_an_error_that_names_file_and_offset(tmp_path: Pat
         subprocess.run(["umount", tmp_path], check=True)
 
 
+@pytest.fixture
+def disk() -> Iterator[tuple[Path, Callable[[], None]]]:
+    """A block device in memory, and what makes each later write to it fail: its memory is sealed."""
+    if os.getuid() != 0 or not shutil.which("losetup"):
+        pytest.skip("only root can make a block device, by losetup")
+    fd = os.memfd_create("disk", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.truncate(fd, MIB)
+    try:
+        command = ["losetup", "--show", "-f", f"/proc/{os.getpid()}/fd/{fd}"]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            pytest.skip(f"this machine has no loop device to spare: {made.stderr.strip()}")
+        device = Path(made.stdout.strip())
+        try:
+            yield device, lambda: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE) or None
+        finally:
+            subprocess.run(["losetup", "-d", device], check=True)
+    finally:
+        os.close(fd)
+
+
+@each_way
+def test_what_a_block_device_cannot_do_is_an_io_error_and_the_rest_goes_on(
+    disk: tuple[Path, Callable[[], None]], io: str
+) -> None:
+    device, break_it = disk
+    with opened(device, MIB, io=io) as (engine, memory, place):
+        engine.write(memory, place, [[0, 0, MIB]]).wait(DEADLINE_S)
+        break_it()
+        with pytest.raises(
+            TransferError, match=r"cannot write 4096 bytes at offset 8192 of /dev/loop.*: Input/"
+        ):
+            engine.write(memory, place, [[0, 8192, 4096]]).wait(DEADLINE_S)
+        bytes_of(memory)[:] = 0
+        engine.read(memory, place, [[0, 0, MIB]]).wait(DEADLINE_S)
+        assert memory.view() == pattern(1, MIB).tobytes()
+
+
+@each_way
+def test_a_write_that_was_cut_short_goes_on_until_it_fails(make_file: Callable[[int], Path], io: str) -> None:
+    path = make_file(MIB)
+    before = path.read_bytes()
+    with opened(path, MIB, io=io) as (engine, memory, place):
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (512 * KIB, limits[1]))
+        try:
+            with pytest.raises(
+                TransferError, match=rf"{512 * KIB} bytes at offset {512 * KIB} of .*too large"
+            ):
+                engine.write(memory, place, [[0, 0, MIB]]).wait(DEADLINE_S)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert path.read_bytes() == bytes(memory.view()[: 512 * KIB]) + before[512 * KIB :]
+
+
 def test_a_file_for_reading_is_not_written(make_file: Callable[[int], Path]) -> None:
     path = make_file(64 * KIB)
     with TransferEngine(config()) as engine:
@@ -204,6 +263,19 @@ def test_the_ring_is_used_where_it_is_asked_for(
     with opened(make_file(64 * KIB), 64 * KIB, io=io):
         assert rings() - before == count
     assert rings() == before
+
+
+def writes_by_this_process() -> int:
+    """System calls that write; submitting to a ring is none."""
+    return int(Path("/proc/self/io").read_text().split("syscw: ")[1].split()[0])
+
+
+def test_who_waits_for_a_ring_is_not_woken_for_what_it_takes_itself(make_file: Callable[[int], Path]) -> None:
+    with opened(make_file(8 * MIB), 8 * MIB, io="io_uring", in_flight=1) as (engine, memory, place):
+        blocks = [[at, at, 256 * KIB] for at in range(0, 8 * MIB, 256 * KIB)]
+        before = writes_by_this_process()
+        engine.read(memory, place, blocks * 8).wait(DEADLINE_S)
+        assert writes_by_this_process() - before < 2 * len(blocks)  # of eight times as many
 
 
 FORBID = """

@@ -15,7 +15,7 @@ from mooncake_transfer.hooks import Available, Unavailable
 
 def test_the_driver_is_found_and_takes_memory_and_files() -> None:
     (info,) = plugin.mooncake_transfer_drivers()
-    assert (info.name, info.kinds) == ("nvmeof", frozenset({"dram", "file", "block"}))
+    assert (info.name, info.kinds) == ("nvmeof", frozenset({"dram", "cuda", "file", "block"}))
     assert isinstance(info.probe(), Available)
 
 

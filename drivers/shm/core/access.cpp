@@ -28,7 +28,8 @@ Status process_vm_failure(int error, pid_t pid) {
 
 Status Access::open(const Message& grant, const UniqueFd& fd, std::shared_ptr<Link> link,
                     std::shared_ptr<const Access>& access) {
-  if (grant.slot >= LeasePage::kSlots || grant.length == 0)
+  GrantBody body;
+  if (!get_body(grant, body) || grant.slot >= LeasePage::kSlots || grant.length == 0)
     return failed(MC_UNREACHABLE, "the peer's grant is garbled");
   auto made = std::make_shared<Access>();
   made->link_ = std::move(link);
@@ -36,11 +37,11 @@ Status Access::open(const Message& grant, const UniqueFd& fd, std::shared_ptr<Li
   made->token_ = grant.token;
   made->access_ = grant.access & kAllAccess;
   made->length_ = grant.length;
-  made->address_ = grant.address;
+  made->address_ = body.address;
   Status unmapped = failed(MC_UNSUPPORTED, "the memory has no descriptor to share");
-  if (grant.mode == AccessMode::kMapped) {
+  if (body.mode == AccessMode::kMapped) {
     bool writable = (grant.access & MC_ACCESS_WRITE) != 0;
-    unmapped = fd.valid() ? Mapping::open(fd.get(), grant.fd_offset, grant.length, writable, made->mapping_)
+    unmapped = fd.valid() ? Mapping::open(fd.get(), body.fd_offset, grant.length, writable, made->mapping_)
                           : failed(MC_UNSUPPORTED,
                                    "its descriptor did not arrive (is the limit of open files reached?)");
   }

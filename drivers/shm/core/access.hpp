@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <memory>
 
-#include "channel.hpp"
 #include "link.hpp"
 #include "mapping.hpp"
 #include "os.hpp"
 #include "region.hpp"
+#include "wire.hpp"
 
 namespace mooncake::shm {
 

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <utility>
 
+#include "support/calls.hpp"
+
 namespace mooncake::shm {
 namespace {
 
@@ -39,19 +41,13 @@ Status adopt_descriptor(const mc_memory& memory, std::shared_ptr<const UniqueFd>
   return {};
 }
 
-Status name(mc_handle made, mc_handle* out) {
-  if (made == 0) return failed(MC_NO_MEMORY, "there are as many handles as there can be; release some");
-  *out = made;
-  return {};
-}
-
 }  // namespace
 
 Endpoint::Endpoint(const Options& options)
     : options_(options),
       generation_(fork_generation()),
       completions_(options.queue_depth),
-      pool_(options_, completions_, tuner_),
+      pool_({"mc-shm-copy", options.workers, options.streaming_bytes, options.chunk_bytes}, completions_),
       target_(loop_, options_, address_),
       initiator_(loop_, pool_, options_) {}
 
@@ -66,9 +62,9 @@ Status Endpoint::open(const mc_option* options, size_t count, std::shared_ptr<En
 
 Status Endpoint::start() {
   if (generation_ == 0) return failed(MC_NO_MEMORY, "no memory to keep watch for forks");
-  if (Status status = make_address(address_); !status.ok()) return status;
+  if (Status status = driver::make_address("shm", address_); !status.ok()) return status;
   if (Status status = completions_.open(); !status.ok()) return status;
-  if (Status status = loop_.start(); !status.ok()) return status;
+  if (Status status = loop_.start("mc-shm-service"); !status.ok()) return status;
   if (Status status = pool_.start(); !status.ok()) return status;
   return target_.listen();
 }
@@ -100,19 +96,21 @@ Status Endpoint::stats(mc_stats& stats) const {
 }
 
 Status Endpoint::export_address(void* blob, size_t* length) const {
-  if (*length < sizeof address_) {
-    return failed(MC_INVALID, "the address has " + std::to_string(sizeof address_) +
-                                  " bytes, and there is room for " + std::to_string(*length));
-  }
-  std::memcpy(blob, &address_, sizeof address_);
-  *length = sizeof address_;
-  return {};
+  return driver::copy_out(&address_, sizeof address_, blob, length);
 }
 
 Status Endpoint::connect(const void* address, size_t length, mc_handle* connection) {
   Address peer;
-  if (Status status = read_address(address_, address, length, peer); !status.ok()) return status;
-  return name(connections_.add(initiator_.connect(peer)), connection);
+  if (Status status = driver::read_address(address_, address, length, peer); !status.ok()) return status;
+  if (!driver::same_boot(address_, peer))
+    return failed(MC_UNSUPPORTED, "the peer runs on another host; shared memory ends at this one");
+  if (!driver::same_host(address_, peer)) {
+    return failed(
+        MC_UNREACHABLE,
+        "the peer runs in another network namespace of this host, where nothing can be asked of it; "
+        "start both in one (containers: the same pod, or the host's network) to share memory");
+  }
+  return connections_.add(initiator_.connect(peer), connection);
 }
 
 void Endpoint::disconnect(mc_handle connection) {
@@ -138,7 +136,7 @@ Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered)
     if (Status status = adopt_descriptor(memory, region->fd); !status.ok()) return status;
   }
   if (Status status = target_.add(region); !status.ok()) return status;
-  return name(regions_.add(region), registered);
+  return regions_.add(region, registered);
 }
 
 Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
@@ -159,7 +157,7 @@ Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint
                             const void*, size_t, mc_handle* remote) {
   std::shared_ptr<Connection> peer = connections_.get(connection);
   if (!peer) return failed(MC_INVALID, "no connection has this handle");
-  return name(remotes_.add(initiator_.import(peer, region_id, driver::key_from(key))), remote);
+  return remotes_.add(initiator_.import(peer, region_id, driver::key_from(key)), remote);
 }
 
 Status Endpoint::grant(mc_handle registered, const uint8_t* key, uint32_t access, void*, size_t* length) {

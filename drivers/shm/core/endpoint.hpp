@@ -5,20 +5,20 @@
 #include <memory>
 #include <vector>
 
-#include "copy_pool.hpp"
-#include "host.hpp"
 #include "initiator.hpp"
-#include "loop.hpp"
 #include "mooncake_driver.h"
 #include "options.hpp"
 #include "os.hpp"
 #include "region.hpp"
 #include "support/completions.hpp"
 #include "support/handles.hpp"
+#include "support/operands.hpp"
 #include "target.hpp"
 
 namespace mooncake::shm {
 
+using driver::Completion;
+using driver::Completions;
 using driver::HandleTable;
 
 // The methods are the functions of mc_driver_v1, whose promises they keep. Thread-safe.
@@ -46,41 +46,28 @@ class Endpoint {
   Status grant(mc_handle registered, const uint8_t* key, uint32_t access, void* blob, size_t* length);
   Status revoke(mc_handle registered, const uint8_t* key, uint64_t deadline_ns);
   Status submit(const mc_op* ops, size_t count, size_t* accepted);
-  // When nothing has finished, the caller's time is used to copy a piece of what waits.
-  size_t poll(mc_completion* completions, size_t capacity);
+  size_t poll(mc_completion* completions, size_t capacity) { return pool_.poll(completions, capacity); }
   int event_fd() const { return completions_.event_fd(); }
-  // False when poll() has something to fetch or to do.
-  bool arm();
+  bool arm() { return pool_.arm(); }
   void cancel(uint64_t cookie);
 
  private:
-  // The objects that an operation names. Neighbours in a batch mostly name the same ones: looked up once.
-  struct Names {
-    mc_handle connection_handle = 0, local_handle = 0, remote_handle = 0;
-    const std::shared_ptr<Connection>* connection = nullptr;
-    const std::shared_ptr<Region>* local = nullptr;
-    const std::shared_ptr<RemoteRegion>* remote = nullptr;
-    Status status;  // of the three together
-  };
+  using Operands = driver::Operands<Connection, Region, RemoteRegion>;
   // Small operations of one submit() that follow one another and name the same remote region share a visit.
   class Visit;
 
   Status start();
-  bool resolve(const mc_op& op, Names& names) const;
-  void look_up(const mc_op& op, Names& names) const;
   // Each returns how many completions it wrote to `finished`, which has room for one of each operation.
   size_t copy_now(const mc_op* ops, size_t count, Completion* finished);
-  Status copy_tuned(const mc_op& op, const Names& names, const Visit& visit);
   size_t hand_over(const mc_op* ops, size_t count, Completion* finished);
-  void park(const mc_op& op, const Names& names, std::shared_ptr<Job>& job);
+  void park(const mc_op& op, const Operands& named, std::shared_ptr<Job>& job);
 
   const Options options_;
   const uint32_t generation_;
   Address address_{};
   Loop loop_;
   Completions completions_;
-  StoreTuner tuner_;
-  CopyPool pool_;
+  driver::CopyPool pool_;
   Target target_;
   Initiator initiator_;
   HandleTable<Connection> connections_;

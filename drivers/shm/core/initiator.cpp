@@ -106,10 +106,15 @@ void Initiator::place(const std::shared_ptr<Job>& job) {
     }
   }
   if (failure.ok()) {
-    pool_.run(job, std::move(access));
+    run(job, std::move(access));
   } else {
     pool_.end(job, failure);
   }
+}
+
+void Initiator::run(const std::shared_ptr<Job>& job, std::shared_ptr<const Access> access) {
+  job->access = std::move(access);
+  pool_.run(job);
 }
 
 uint32_t Initiator::open_connections() const {
@@ -206,14 +211,14 @@ void Initiator::on_event(const Attempt& attempt, Link& link, uint32_t epoll_even
 
 bool Initiator::on_message(const Attempt& attempt, Link& link, const Message& message, UniqueFd passed) {
   bool ready = link.leases != nullptr;
-  if (!ready && message.kind == MessageKind::kLife) return on_life(attempt, link, std::move(passed));
+  if (!ready && message.kind == MessageKind::kDriver) return on_life(attempt, link, std::move(passed));
   if (!ready && message.kind == MessageKind::kWelcome)
     return on_welcome(attempt, link, message, std::move(passed));
   if (ready && message.kind == MessageKind::kGrant) {
     on_grant(attempt, message, std::move(passed));
     return true;
   }
-  if (ready && message.kind == MessageKind::kRevoked) {
+  if (ready && message.kind == MessageKind::kRevoke) {
     on_revoked(attempt, message);
     return true;
   }
@@ -367,7 +372,7 @@ void Initiator::settle(const Attempt& attempt, const RemotePointer& remote,
   let_go(std::move(dropped));
   for (const auto& job : waiting) {
     if (access) {
-      pool_.run(job, access);
+      run(job, access);
     } else {
       pool_.end(job, refusal);
     }
@@ -415,7 +420,7 @@ void Initiator::end(const Attempt& attempt, Connection::State state, const Statu
       connections_.erase(connection->id);
     }
   }
-  pool_.end_connection(*connection, failure);
+  pool_.end_connection(connection.get(), failure);
   let_go(std::move(dropped));
   if (!link) return;
   loop_.post([this, link] {  // copies that are being made keep it until they are over

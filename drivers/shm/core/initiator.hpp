@@ -11,10 +11,8 @@
 #include <vector>
 
 #include "access.hpp"
-#include "copy_pool.hpp"
-#include "host.hpp"
+#include "job.hpp"
 #include "link.hpp"
-#include "loop.hpp"
 #include "options.hpp"
 #include "region.hpp"
 
@@ -60,7 +58,7 @@ struct Connection {
 // Thread-safe.
 class Initiator {
  public:
-  Initiator(Loop& loop, CopyPool& pool, const Options& options)
+  Initiator(Loop& loop, driver::CopyPool& pool, const Options& options)
       : loop_(loop), pool_(pool), options_(options) {}
 
   std::shared_ptr<Connection> connect(const Address& address);
@@ -93,6 +91,8 @@ class Initiator {
     uint64_t number;
   };
 
+  void run(const std::shared_ptr<Job>& job, std::shared_ptr<const Access> access);
+
   // On the service thread.
   void begin(const Attempt& attempt);
   void try_to_connect(const Attempt& attempt, uint64_t deadline_ns);
@@ -121,7 +121,7 @@ class Initiator {
   void let_go(std::vector<LetGo> all);
 
   Loop& loop_;
-  CopyPool& pool_;
+  driver::CopyPool& pool_;
   const Options& options_;
 
   mutable std::mutex mutex_;

@@ -6,10 +6,9 @@
 #include <memory>
 #include <utility>
 
-#include "channel.hpp"
-#include "lease.hpp"
 #include "life.hpp"
 #include "os.hpp"
+#include "wire.hpp"
 
 namespace mooncake::shm {
 

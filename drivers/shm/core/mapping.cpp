@@ -1,6 +1,5 @@
 #include "mapping.hpp"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,11 +13,6 @@
 #endif
 
 namespace mooncake::shm {
-
-bool sealed_against_shrinking(int fd) {
-  int seals = fcntl(fd, F_GET_SEALS);
-  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
-}
 
 Status Mapping::open(int fd, uint64_t offset, uint64_t length, bool writable,
                      std::shared_ptr<Mapping>& mapping) {

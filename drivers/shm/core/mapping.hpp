@@ -9,9 +9,6 @@
 
 namespace mooncake::shm {
 
-// Whether no one can cut the file short any more: only then is touching a mapping of it free of SIGBUS.
-bool sealed_against_shrinking(int fd);
-
 class Mapping {
  public:
   // Maps `length` bytes of a memfd from `offset`, which need not be a multiple of the page size.

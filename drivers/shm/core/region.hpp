@@ -7,10 +7,10 @@
 #include <memory>
 #include <vector>
 
-#include "lease.hpp"
 #include "mooncake_driver.h"
 #include "os.hpp"
 #include "support/keys.hpp"
+#include "support/peers/lease.hpp"
 
 namespace mooncake::shm {
 
@@ -35,7 +35,7 @@ struct Region {
   uint64_t fd_offset = 0;
   // Leases for this side's own operations that copy threads carry out, so that both kinds of use end in the
   // same way. Token 0 is the live one.
-  LeaseSlot own_use;
+  driver::LeaseSlot own_use;
   std::atomic<bool> withdrawn{false};
 };
 

@@ -9,12 +9,6 @@
 #include "os.hpp"
 
 namespace mooncake::shm {
-namespace {
-
-// As long as two pieces, and as it takes to be woken.
-constexpr uint64_t kLastPiecesNs = 30'000;
-
-}  // namespace
 
 class Endpoint::Visit {
  public:
@@ -90,27 +84,28 @@ Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
 }
 
 size_t Endpoint::copy_now(const mc_op* ops, size_t count, Completion* finished) {
-  Names names;
+  Operands named(connections_, regions_, remotes_);
   Visit visit;
   Completion* next = finished;
   for (size_t i = 0; i < count; ++i) {
     const mc_op& op = ops[i];
     Status status;
-    if (!resolve(op, names)) {
-      status = names.status;
+    if (!named.resolve(op)) {
+      status = named.status();
     } else {
-      RemoteRegion* remote = names.remote->get();
+      RemoteRegion* remote = named.remote().get();
       if (remote != visit.remote()) visit.prove(next);
       if (!visit.at(remote, next)) {
         std::shared_ptr<Job> job;
-        park(op, names, job);
+        park(op, named, job);
         pool_.add(job);
         initiator_.place(job);
         continue;
       }
-      status = op.length < options_.streaming_bytes || !visit.mapped()
-                   ? visit.copy(op, **names.local, Stores::kCached)
-                   : copy_tuned(op, names, visit);
+      status =
+          op.length < options_.streaming_bytes || !visit.mapped()
+              ? visit.copy(op, *named.local(), Stores::kCached)
+              : pool_.tuned(op.length, [&](Stores stores) { return visit.copy(op, *named.local(), stores); });
     }
     next->cookie = op.cookie;
     next->opcode = static_cast<mc_opcode>(op.opcode);
@@ -125,35 +120,27 @@ size_t Endpoint::copy_now(const mc_op* ops, size_t count, Completion* finished) 
   return static_cast<size_t>(next - finished);
 }
 
-Status Endpoint::copy_tuned(const mc_op& op, const Names& names, const Visit& visit) {
-  StoreTuner::Choice choice = tuner_.choose(op.length);
-  uint64_t started = now_ns();
-  Status status = visit.copy(op, **names.local, choice.stores);
-  if (status.ok()) tuner_.note(choice, op.length, now_ns() - started);
-  return status;
-}
-
 size_t Endpoint::hand_over(const mc_op* ops, size_t count, Completion* finished) {
-  Names names;
+  Operands named(connections_, regions_, remotes_);
   std::shared_ptr<Job> job;
   std::vector<std::shared_ptr<Job>> jobs;
   Completion* next = finished;
   for (size_t i = 0; i < count; ++i) {
     const mc_op& op = ops[i];
-    if (!resolve(op, names)) {
+    if (!named.resolve(op)) {
       next->cookie = op.cookie;
       next->opcode = static_cast<mc_opcode>(op.opcode);
-      next->fail(names.status);
+      next->fail(named.status());
       ++next;
       continue;
     }
-    bool same = job && job->remote == *names.remote && job->local == *names.local;
+    bool same = job && job->remote == named.remote() && job->local == named.local();
     if (!same && job) jobs.push_back(std::exchange(job, nullptr));
     if (!same) {
       job = std::make_shared<Job>();
       job->moves.reserve(count - i);
     }
-    park(op, names, job);
+    park(op, named, job);
   }
   if (job) jobs.push_back(std::move(job));
   for (const auto& whole : jobs) {
@@ -163,68 +150,14 @@ size_t Endpoint::hand_over(const mc_op* ops, size_t count, Completion* finished)
   return static_cast<size_t>(next - finished);
 }
 
-void Endpoint::park(const mc_op& op, const Names& names, std::shared_ptr<Job>& job) {
+void Endpoint::park(const mc_op& op, const Operands& named, std::shared_ptr<Job>& job) {
   if (!job) job = std::make_shared<Job>();
   if (job->moves.empty()) {
-    job->connection = *names.connection;
-    job->local = *names.local;
-    job->remote = *names.remote;
+    job->connection = named.connection();
+    job->local = named.local();
+    job->remote = named.remote();
   }
-  job->moves.push_back(
-      {static_cast<mc_opcode>(op.opcode), op.local_offset, op.remote_offset, op.length, op.cookie});
-  job->bytes += op.length;
-}
-
-// Whether [offset, offset + length) is not empty and lies in the region, for any values.
-static bool inside(uint64_t offset, uint64_t length, const Region& region) {
-  return length > 0 && offset <= region.length && length <= region.length - offset;
-}
-
-bool Endpoint::resolve(const mc_op& op, Names& names) const {
-  bool same = op.connection == names.connection_handle && op.local == names.local_handle &&
-              op.remote == names.remote_handle;
-  if (!same) look_up(op, names);
-  if (!names.connection || !names.local || !names.remote) return false;
-  if ((op.opcode == MC_READ || op.opcode == MC_WRITE) && inside(op.local_offset, op.length, **names.local) &&
-      (*names.remote)->connection_id == (*names.connection)->id) [[likely]] {
-    return true;
-  }
-  if (op.opcode != MC_READ && op.opcode != MC_WRITE) {
-    names.status = failed(MC_INVALID, "unknown operation");
-  } else if (!inside(op.local_offset, op.length, **names.local)) {
-    names.status = failed(MC_INVALID, "the range is empty or not inside the local region");
-  } else {
-    names.status = failed(MC_INVALID, "the remote memory belongs to another connection");
-  }
-  return false;
-}
-
-void Endpoint::look_up(const mc_op& op, Names& names) const {
-  names.connection = connections_.find(op.connection);
-  names.local = regions_.find(op.local);
-  names.remote = remotes_.find(op.remote);
-  names.connection_handle = op.connection;
-  names.local_handle = op.local;
-  names.remote_handle = op.remote;
-  if (!names.connection || !names.local || !names.remote) {
-    names.status =
-        failed(MC_INVALID, "the operation names a connection, local or remote memory that does not exist");
-  }
-}
-
-size_t Endpoint::poll(mc_completion* completions, size_t capacity) {
-  size_t count = completions_.poll(completions, capacity);
-  if (count > 0 || !pool_.wants_help()) return count;
-  pool_.help();
-  return completions_.poll(completions, capacity);
-}
-
-bool Endpoint::arm() {
-  // The last pieces are over sooner than a thread that sleeps is awake again.
-  for (uint64_t until = now_ns() + kLastPiecesNs;
-       pool_.finishing() && !completions_.any() && now_ns() < until;)
-    relax();
-  return !pool_.wants_help() && completions_.arm();
+  job->add(op);
 }
 
 }  // namespace mooncake::shm

@@ -29,12 +29,6 @@ constexpr uint64_t kLastCopyNs = 20'000'000;
 
 const std::atomic<bool> kNobodyGone{false};
 
-Key key_of(const uint8_t* bytes) {
-  Key key;
-  std::memcpy(key.data(), bytes, key.size());
-  return key;
-}
-
 // Every key is compared, each in constant time: the answer's delay tells nothing but how many there are.
 const RegionKey* find_key(const Region& region, const uint8_t* secret) {
   const RegionKey* found = nullptr;
@@ -130,7 +124,7 @@ Status Target::grant(const std::shared_ptr<Region>& region, const Key& key, uint
 Status Target::revoke(const std::shared_ptr<Region>& region, const uint8_t* key, uint64_t deadline_ns) {
   std::vector<Holder> holders;
   Key name{};
-  if (key != nullptr) name = key_of(key);
+  if (key != nullptr) name = driver::key_from(key);
   {
     std::lock_guard lock(mutex_);
     if (key != nullptr && find_key(*region, key) == nullptr)
@@ -165,7 +159,7 @@ void Target::revoke_grants(uint64_t region_id, const Key* key, std::vector<Holde
       if (std::exchange(grant.revoked, true)) continue;
       peer->leases->slot(grant.slot).revoke();
       loop_.post([this, peer, name = next->first] {
-        Message notice = make_message(MessageKind::kRevoked);
+        Message notice = make_message(MessageKind::kRevoke);
         notice.region_id = name.first;
         std::memcpy(notice.secret, name.second.data(), name.second.size());
         if (!send(peer, notice)) turn_away(peer);
@@ -267,7 +261,7 @@ bool Target::on_hello(const PeerPointer& peer, const Message& hello) {
     refused_.fetch_add(1, std::memory_order_relaxed);
     return false;
   }
-  if (!send(peer, make_message(MessageKind::kLife), life_fd_)) return false;
+  if (!send(peer, make_message(MessageKind::kDriver), life_fd_)) return false;
   UniqueFd fd;
   std::shared_ptr<LeasePage> leases;
   Status status = LeasePage::create(leases, fd);
@@ -312,9 +306,8 @@ Status Target::answer_for(Peer& peer, const Message& question, Message& answer,
   answer.token = grant.token;
   answer.access = key->access;
   answer.length = region.length;
-  answer.address = reinterpret_cast<uint64_t>(region.base);
-  answer.fd_offset = region.fd_offset;
-  answer.mode = region.fd ? AccessMode::kMapped : AccessMode::kProcessVm;
+  put_body(answer, GrantBody{region.fd ? AccessMode::kMapped : AccessMode::kProcessVm, 0,
+                             reinterpret_cast<uint64_t>(region.base), region.fd_offset});
   fd = key->access == MC_ACCESS_READ ? region.read_only_fd : region.fd;
   return {};
 }

@@ -13,13 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "channel.hpp"
-#include "host.hpp"
-#include "lease.hpp"
 #include "life.hpp"
-#include "loop.hpp"
 #include "options.hpp"
+#include "os.hpp"
 #include "region.hpp"
+#include "wire.hpp"
 
 namespace mooncake::shm {
 

@@ -13,20 +13,22 @@ from collections.abc import Iterator
 
 import driver_table as table
 import pytest
-from driver_table import OK, READ, Endpoint, Op
+from driver_table import OK, READ, UNSUPPORTED, Endpoint, Failed, Op
 
 NBYTES = 1 << 20
 REGION, KEY, READER = 7, bytes(range(16)), b"r" * 16
-VERSION, HELLO, LIFE, WELCOME, ASK, GRANT, REVOKED = 2, 1, 2, 3, 4, 5, 6
-# version, kind, status, mode, access, slot, token, request, region, length, address, offset, secret, reason
-MESSAGE = struct.Struct("=IIiIIIIxxxxQQQQQ16s200s")
-ADDRESS = struct.Struct("=II40sQ16s16s16s")
+VERSION, HELLO, WELCOME, ASK, GRANT, REVOKED, LIFE = 0x4D435002, 1, 2, 3, 5, 6, 9
+# version, kind, status, access, request, region, grant, length, secret, slot, token, body, reason
+MESSAGE = struct.Struct("=IIiIQQQQ16sIIxxxxI256s200s")
+SLOT = 9
+# format, size, driver, boot, network namespace, name, secrets, TCP listener, extra
+ADDRESS = struct.Struct("=II16s40sQ16s16s16s24x64x")
 LEASE_BYTES = 64
 LIMIT_S = 20.0
 
 
 def message(kind: int, secret: bytes = b"", region: int = 0) -> bytes:
-    return MESSAGE.pack(VERSION, kind, 0, 0, 0, 0, 0, 1, region, 0, 0, 0, secret, b"")
+    return MESSAGE.pack(VERSION, kind, 0, 0, 1, region, 0, 0, secret, 0, 0, 0, b"", b"")
 
 
 class Hostile:
@@ -75,7 +77,7 @@ class Hostile:
         self.socket.send(message(ASK, key, REGION))
         kind, (descriptor,), fields = self.receive()
         assert (kind, fields[2]) == (GRANT, OK)
-        return descriptor, fields[5]
+        return descriptor, fields[SLOT]
 
 
 @pytest.fixture
@@ -145,6 +147,15 @@ def test_leases_end_with_the_connection_of_a_peer_that_breaks_the_rules(owner: E
     memory.release()
 
 
+def test_a_peer_of_another_host_is_told_apart_from_one_of_another_container(owner: Endpoint) -> None:
+    """By the boot of its kernel: nothing is wrong with the first, and the second could share memory."""
+    fields = list(ADDRESS.unpack(owner.address()))
+    fields[3] = b"00000000-0000-0000-0000-000000000000"
+    with pytest.raises(Failed, match="another host") as failure:
+        owner.connect(ADDRESS.pack(*fields))
+    assert failure.value.code == UNSUPPORTED
+
+
 @pytest.mark.parametrize("secret", [b"", b"x" * 16])
 def test_who_does_not_know_the_address_is_given_nothing(owner: Endpoint, secret: bytes) -> None:
     with Hostile(owner.address()) as hostile:
@@ -162,11 +173,12 @@ def test_random_packets_end_their_connection_and_nothing_else(owner: Endpoint) -
             if chance.random() < 0.5:
                 hostile.greet()
             for _ in range(chance.randrange(1, 8)):
-                packet = bytearray(message(chance.randrange(9), hostile.secret, REGION))
+                packet = bytearray(message(chance.randrange(10), hostile.secret, REGION))
                 for _ in range(chance.randrange(4)):
                     packet[chance.randrange(len(packet))] = chance.randrange(256)
+                shorter = chance.randrange(1, len(packet))
                 try:
-                    hostile.socket.send(packet[: chance.choice([len(packet), chance.randrange(1, 300)])])
+                    hostile.socket.send(packet[: chance.choice([len(packet), shorter])])
                 except (BrokenPipeError, ConnectionResetError):
                     break
     print(f"seed {seed}")  # noqa: T201 - shown when the test fails

@@ -27,7 +27,7 @@ class SpinBudget {
   // Two looks in a row were so far apart that somebody else must have had the core in between.
   void lost_core(uint64_t now) { off_until_ns_ = now + kOffNs; }
 
-  static constexpr uint64_t kMostNs = 50'000;
+  static constexpr uint64_t kMostNs = 250'000;
   static constexpr uint64_t kLostCoreNs = 200'000;
 
  private:

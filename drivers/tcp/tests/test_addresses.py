@@ -93,6 +93,13 @@ def test_an_interface_stands_for_its_address() -> None:
     assert interfaces.interface_of("some.name") is None
 
 
+def test_bytes_move_over_a_chosen_interface(start: Start, address_of: AddressOf) -> None:
+    owner, reader = start(interfaces="lo"), start(interfaces="lo")
+    assert address_of(owner).hosts == ("127.0.0.1",)
+    check_read(reader, owner)
+    assert {rail.device for rail in reader.rails() if rail.bytes} == {"lo"}
+
+
 def test_without_a_list_there_is_one_endpoint_without_a_name() -> None:
     (spec,) = endpoints({"host": "127.0.0.1"})
     assert spec.device == ""

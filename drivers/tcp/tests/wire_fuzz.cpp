@@ -2,8 +2,9 @@
 //
 //   tcp_wire_fuzz FRAMES SEED
 //
-// Built and run with sanitizers by .ci/sanitize.
-// Exits 0 when the endpoint survives, still serves, and has touched no byte outside its region.
+// FRAMES are those that the endpoint has looked at and found wrong: it refused them, or hung up because of
+// them. Built and run with sanitizers by .ci/sanitize. Exits 0 when the endpoint survives, still serves, and
+// has touched no byte outside its region.
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -15,11 +16,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "driver.hpp"
+#include "leftovers.hpp"
 #include "wire.hpp"
 
 namespace {
@@ -32,6 +35,8 @@ constexpr size_t kMargin = 4096;
 constexpr std::byte kUntouched{0xA5};
 constexpr uint64_t kRegionId = 7;
 constexpr int kDeadlineMs = 20'000;
+constexpr uint64_t kMostPayload = 4096;  // of a write that goes out whole
+constexpr uint64_t kMostRequests = 64;   // of one connection
 
 const mc_driver_v1* const driver = mooncake_tcp::driver_table();
 std::mt19937_64 dice;
@@ -66,7 +71,7 @@ uint64_t odd_number() {
 
 void mutate(Header* header) {
   for (uint64_t times = roll(3); times > 0; --times) {
-    switch (roll(10)) {
+    switch (roll(11)) {
       case 0:
         header->magic = static_cast<uint32_t>(odd_number());
         break;
@@ -93,6 +98,9 @@ void mutate(Header* header) {
         break;
       case 8:
         header->length = odd_number();
+        break;
+      case 9:
+        header->reserved = static_cast<uint32_t>(odd_number());
         break;
       default:
         header->status = static_cast<int32_t>(odd_number());
@@ -125,21 +133,28 @@ struct Socket {
       ssize_t sent = send(fd, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent > 0) {
         at += static_cast<size_t>(sent);
-      } else if (errno != EAGAIN || !drain(1)) {
+      } else if (errno != EAGAIN || !drain(1, true)) {
         return false;
       }
     }
     return true;
   }
-  // Reads what is there, waiting for the first of it.
-  bool drain(int timeout_ms) const {
-    pollfd waiting{fd, POLLIN | POLLOUT, 0};
+  // Reads what is there, waiting for the first of it, or else for `room` to send. False: the other side hung
+  // up.
+  bool drain(int timeout_ms, bool room = false) const {
+    pollfd waiting{fd, static_cast<short>(POLLIN | (room ? POLLOUT : 0)), 0};
     if (timeout_ms > 0) poll(&waiting, 1, timeout_ms);
     char trash[65536];
     while (true) {
       ssize_t received = recv(fd, trash, sizeof(trash), MSG_DONTWAIT);
       if (received == 0) return false;
       if (received < 0) return errno == EAGAIN;
+    }
+  }
+  // Reads until the other side hangs up.
+  void outlast() const {
+    for (int waited = 0; drain(1);) {
+      if (++waited > kDeadlineMs) fail("the endpoint does not hang up");
     }
   }
   bool receive_all(void* to, size_t length) const {
@@ -225,23 +240,63 @@ Header request(uint64_t seq) {
   return header;
 }
 
-// One connection to the listener; returns how many frames it said.
-uint64_t speak_as_initiator(const Endpoint& endpoint) {
+// To a target that has greeted; otherwise it answers, with a refusal or not.
+bool ends_connection(const Header& header) {
+  bool asks = header.op == static_cast<uint8_t>(Op::kWrite) || header.op == static_cast<uint8_t>(Op::kRead);
+  return !header.well_formed() || !asks || header.length == 0 || header.seq == 0;
+}
+
+bool carries_payload(const Header& header) { return header.op == static_cast<uint8_t>(Op::kWrite); }
+
+// Right, or wrong in a way that does not end the connection.
+Header answerable(uint64_t seq) {
+  while (true) {
+    Header header = request(seq);
+    if (roll(2) == 0) mutate(&header);
+    if (!ends_connection(header) && (!carries_payload(header) || header.length <= kMostPayload))
+      return header;
+  }
+}
+
+Header senseless(uint64_t seq) {
+  while (true) {
+    Header header = request(seq);
+    mutate(&header);
+    if (ends_connection(header)) return header;
+  }
+}
+
+// One connection to the listener; true when the endpoint hung up on it. The last frame makes sure of that,
+// unless it is only begun: then this side ends the connection.
+bool speak_as_initiator(const Endpoint& endpoint) {
   Socket peer(connected(endpoint.port));
   Header hello = hello_to(endpoint);
   if (roll(8) == 0) mutate(&hello);
   std::string bytes;
   append(&bytes, hello);
-  uint64_t frames = 1;
-  for (uint64_t seq = 1, count = roll(128); seq <= count; ++seq, ++frames) {
-    Header header = request(seq);
-    if (roll(2) == 0) mutate(&header);
+  uint64_t seq = 1;
+  for (uint64_t count = roll(kMostRequests); seq <= count; ++seq) {
+    Header header = answerable(seq);
     append(&bytes, header);
-    if (header.op == static_cast<uint8_t>(Op::kWrite)) bytes.resize(bytes.size() + header.length % 512, 'w');
-    if (roll(64) == 0) bytes.resize(bytes.size() - roll(sizeof(Header)));  // a piece is missing
+    if (carries_payload(header)) bytes.resize(bytes.size() + header.length, 'w');
   }
-  if (peer.send_all(bytes)) peer.drain(roll(4) == 0 ? 1 : 0);
-  return frames;
+  bool begun = roll(16) == 0;
+  append(&bytes, begun ? request(seq) : senseless(seq));
+  if (begun) bytes.resize(bytes.size() - 1 - roll(sizeof(Header) - 1));
+  if (!peer.send_all(bytes)) return true;
+  if (begun) {
+    peer.drain(1);
+    return false;
+  }
+  peer.outlast();
+  return true;
+}
+
+uint64_t refused_by(const Endpoint& endpoint) {
+  mc_stats stats{};
+  stats.struct_size = sizeof(stats);
+  check(driver->stats(endpoint.handle, &stats), "stats");
+  return stats.refused;
 }
 
 void check_it_still_serves(const Endpoint& endpoint) {
@@ -282,7 +337,7 @@ class Target {
     driver->disconnect(endpoint_.handle, connection_);
   }
 
-  // Some operations, answered with nonsense until all have ended.
+  // Some operations, answered with nonsense until all have ended. Returns how often the endpoint hung up.
   uint64_t answer_some() {
     mc_op ops[8] = {};
     for (mc_op& op : ops) {
@@ -298,17 +353,18 @@ class Target {
     }
     size_t accepted = 0;
     check(driver->submit(endpoint_.handle, ops, std::size(ops), &accepted), "submit");
-    uint64_t frames = 0;
-    for (int waited = 0; accepted > 0; ++waited) {
-      if (waited > kDeadlineMs) fail("operations did not end");
+    uint64_t ended = 0;
+    for (int waited = 0; accepted > 0 || !answered_.empty(); ++waited) {
+      if (waited > kDeadlineMs) fail("operations did not end, or connections");
       mc_completion completions[8];
-      size_t ended = 0;
-      driver->poll(endpoint_.handle, completions, std::size(completions), &ended);
-      accepted -= ended;
+      size_t count = 0;
+      driver->poll(endpoint_.handle, completions, std::size(completions), &count);
+      accepted -= count;
+      ended += std::erase_if(answered_, [](const auto& initiator) { return !initiator->drain(0); });
       pollfd waiting{listener_.fd, POLLIN, 0};
-      if (accepted > 0 && poll(&waiting, 1, 1) == 1) frames += answer(accept(listener_.fd, nullptr, nullptr));
+      if (poll(&waiting, 1, count == 0 ? 1 : 0) == 1) answer(accept(listener_.fd, nullptr, nullptr));
     }
-    return frames;
+    return ended;
   }
 
  private:
@@ -322,30 +378,38 @@ class Target {
     return fd;
   }
 
-  uint64_t answer(int fd) {
-    Socket initiator(fd);
+  // The last frame is one after which the endpoint hangs up.
+  void answer(int fd) {
+    auto initiator = std::make_unique<Socket>(fd);
+    pollfd gone{fd, POLLRDHUP, 0};
+    if (poll(&gone, 1, 0) == 1) return;  // it will not look at the answers
     Header welcome;
     welcome.op = static_cast<uint8_t>(Op::kWelcome);
     if (roll(8) == 0) mutate(&welcome);
     std::string bytes;
     append(&bytes, welcome);
-    uint64_t frames = 1;
-    for (uint64_t seq = 1; seq <= roll(16); ++seq, ++frames) {
-      Header header;
-      header.op = static_cast<uint8_t>(roll(2) == 0 ? Op::kWriteDone : Op::kReadData);
-      header.seq = seq;
-      if (header.op == static_cast<uint8_t>(Op::kReadData)) header.length = 1 + roll(1000);
-      mutate(&header);
-      append(&bytes, header);
-      bytes.resize(bytes.size() + header.length % 1024, 'r');
-    }
-    if (initiator.send_all(bytes)) initiator.drain(1);
-    return frames;
+    for (uint64_t seq = 1; seq <= roll(16); ++seq) append_answer(&bytes, seq);
+    Header last;
+    while (last.well_formed()) mutate(&last);
+    append(&bytes, last);
+    initiator->send_all(bytes);
+    answered_.push_back(std::move(initiator));
+  }
+
+  static void append_answer(std::string* bytes, uint64_t seq) {
+    Header header;
+    header.op = static_cast<uint8_t>(roll(2) == 0 ? Op::kWriteDone : Op::kReadData);
+    header.seq = seq;
+    if (header.op == static_cast<uint8_t>(Op::kReadData)) header.length = 1 + roll(1000);
+    mutate(&header);
+    append(bytes, header);
+    bytes->resize(bytes->size() + header.length % 1024, 'r');
   }
 
   Endpoint& endpoint_;
   uint16_t port_ = 0;
   Socket listener_;
+  std::vector<std::unique_ptr<Socket>> answered_;  // and not hung up yet
   mc_handle connection_ = 0, remote_ = 0;
 };
 
@@ -356,17 +420,24 @@ int main(int argc, char** argv) {
   const uint64_t wanted = strtoull(argv[1], nullptr, 10);
   dice.seed(strtoull(argv[2], nullptr, 10));
   Endpoint endpoint;
-  uint64_t said = 0, answered = 0;
-  while (said < wanted) said += speak_as_initiator(endpoint);
+  uint64_t ended = 0, refused = 0, ended_by_initiator = 0;
+  sanitized::Leftovers leftovers;
+  while (ended + refused < wanted) {
+    ended += speak_as_initiator(endpoint) ? 1 : 0;
+    refused = refused_by(endpoint);
+    if (ended + refused < wanted / 2) leftovers.halfway();
+  }
   check_it_still_serves(endpoint);
   {
     Target target(endpoint);
-    while (answered < wanted / 100) answered += target.answer_some();
+    while (ended_by_initiator < wanted / 100) ended_by_initiator += target.answer_some();
   }
   check_it_still_serves(endpoint);
   endpoint.check_margins();
+  if (!leftovers.fine()) fail(std::to_string(leftovers.grown() >> 10) + " KiB are left over");
   driver->close(endpoint.handle);
   endpoint.check_margins();
-  printf("%llu frames as initiator, %llu as target\n", static_cast<unsigned long long>(said),
-         static_cast<unsigned long long>(answered));
+  printf("%llu frames refused, %llu ended their connection, %llu as target, %zu KiB more than halfway\n",
+         static_cast<unsigned long long>(refused), static_cast<unsigned long long>(ended),
+         static_cast<unsigned long long>(ended_by_initiator), leftovers.grown() >> 10);
 }

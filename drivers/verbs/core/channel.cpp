@@ -48,7 +48,7 @@ bool Channel::next(Message* kind, std::string* payload) {
   uint32_t length = word(8);
   auto type = static_cast<uint8_t>(in_[4]);
   if (word(0) != kMagic || length > kMaxPayload || type == 0 ||
-      type > static_cast<uint8_t>(Message::kRested)) {
+      type > static_cast<uint8_t>(Message::kTaken)) {
     reason_ = "what answers there does not speak this driver's protocol";
     return false;
   }

@@ -29,11 +29,14 @@ struct Remote {
   Queue parked;         // operations that wait for the answer
 };
 
-// A message to the peer, which is posted when every operation before it is over.
+// A message to the peer. It is posted when every operation before it was, to the queue pair that has those of
+// them which are not over: there it arrives behind them. Where several have, it waits.
 struct Notice {
   uint32_t operation;
-  uint32_t waits;  // for so many
-  Status failed;   // one of the writes before it has
+  uint32_t waits;       // for so many to be posted
+  Status failed;        // one of the writes before it has
+  bool marked = false;  // they are posted, and where they end on each queue pair is known
+  std::array<uint32_t, kMaxQps> marks{};
 };
 
 struct Connection : std::enable_shared_from_this<Connection> {
@@ -53,6 +56,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
   State state = State::kIdle;
   Queue queue;
   uint32_t operations = 0;     // accepted and not finished
+  uint32_t unposted = 0;       // of them, those that are not all with the device; without notices
   uint64_t failed_write = 0;   // the number of the completion of the last one; 0: there was none
   uint32_t epoch = 0;          // how many notices were accepted
   std::deque<Notice> notices;  // not posted yet

@@ -12,12 +12,6 @@ namespace {
 
 constexpr uint64_t kLatencyNs = 3'000;
 
-Status name(mc_handle made, mc_handle* out) {
-  if (made == 0) return failed(MC_NO_MEMORY, "there are as many handles as there can be; release some");
-  *out = made;
-  return {};
-}
-
 Status copy_out(const std::string& bytes, void* blob, size_t* length) {
   if (*length < bytes.size())
     return failed(MC_INVALID, "the address has " + std::to_string(bytes.size()) +
@@ -34,7 +28,7 @@ Endpoint::Endpoint(const Options& options)
       generation_(driver::fork_generation()),
       completions_(options.queue_depth),
       regions_(device_, options_),
-      inbox_(device_, options_),
+      inbox_(options_, device_, poller_),
       initiator_(options_, device_, regions_, completions_, poller_),
       target_(options_, device_, regions_, inbox_, poller_) {}
 
@@ -132,7 +126,7 @@ Status Endpoint::export_address(void* blob, size_t* length) const {
 Status Endpoint::connect(const void* address, size_t length, mc_handle* connection) {
   Address peer;
   if (Status status = decode({static_cast<const char*>(address), length}, peer); !status.ok()) return status;
-  return name(connections_.add(initiator_.connect(std::move(peer))), connection);
+  return connections_.add(initiator_.connect(std::move(peer)), connection);
 }
 
 void Endpoint::disconnect(mc_handle connection) {
@@ -142,7 +136,7 @@ void Endpoint::disconnect(mc_handle connection) {
 Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered) {
   std::shared_ptr<Region> region;
   if (Status status = regions_.add(memory, region); !status.ok()) return status;
-  return name(locals_.add(std::move(region)), registered);
+  return locals_.add(std::move(region), registered);
 }
 
 Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
@@ -165,7 +159,7 @@ Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint
                             const void*, size_t, mc_handle* remote) {
   std::shared_ptr<Connection> peer = connections_.get(connection);
   if (!peer) return failed(MC_INVALID, "no connection has this handle");
-  return name(remotes_.add(initiator_.import(*peer, region_id, key)), remote);
+  return remotes_.add(initiator_.import(*peer, region_id, key), remote);
 }
 
 void Endpoint::release_key(mc_handle remote) {
@@ -180,10 +174,10 @@ Status Endpoint::grant(mc_handle registered, const uint8_t* key, uint32_t access
   return {};
 }
 
-Status Endpoint::revoke(mc_handle registered, const uint8_t* key, uint64_t) {
+Status Endpoint::revoke(mc_handle registered, const uint8_t* key, uint64_t deadline_ns) {
   std::shared_ptr<Region> region = locals_.get(registered);
   if (!region) return failed(MC_INVALID, "no memory is registered under this handle");
-  return regions_.revoke(*region, key);
+  return regions_.revoke(*region, key, deadline_ns);
 }
 
 const Initiator::Names& Endpoint::look_up(const mc_op& op, Lookup& lookup) const {
@@ -243,6 +237,8 @@ Status Endpoint::late_writes(mc_handle connection, void* token, size_t* length) 
   return initiator_.late_writes(*known, token, length);
 }
 
-Status Endpoint::fence(const void* token, size_t length, uint64_t) { return target_.fence(token, length); }
+Status Endpoint::fence(const void* token, size_t length, uint64_t deadline_ns) {
+  return target_.fence(token, length, deadline_ns);
+}
 
 }  // namespace mooncake::verbs

@@ -1,15 +1,18 @@
 #include "inbox.hpp"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <utility>
 
 namespace mooncake::verbs {
 namespace {
 
 constexpr size_t kMostWaiting = 1024;  // fetched from the device and not by the engine
-constexpr size_t kDepth = 8192;
+constexpr size_t kDepth = 16384;
 
 }  // namespace
 
@@ -22,7 +25,7 @@ Status Inbox::open() {
   cq_ = verbs.create_cq(device_->context(), static_cast<int>(depth), nullptr, channel_, 0);
   if (cq_ == nullptr)
     return system_failure(MC_IO, device_->name() + ": cannot create a completion queue", errno);
-  most_boxes_ = depth / kNoticesPerPeer;
+  room_ = depth;
   return {};
 }
 
@@ -31,21 +34,40 @@ Inbox::~Inbox() {
   if (channel_ != nullptr) device_->verbs().destroy_comp_channel(channel_);
 }
 
-Status Inbox::Box::post(size_t slot) {
-  ibv::Sge sge{registration_->iova() + slot * MC_NOTICE_MAX, MC_NOTICE_MAX, registration_->lkey(0)};
-  return qp_->post_receive(id_ << 8 | slot, sge);
+// The buffer of a receive is not touched by a write with immediate; an older peer sends into it.
+Status Inbox::Box::post(size_t qp, size_t slot) {
+  uint64_t at = (qp * kNoticesPerQp + slot) * MC_NOTICE_MAX;
+  ibv::Sge sge{registration_->iova() + at, MC_NOTICE_MAX, registration_->lkey(at)};
+  return qps_[qp]->post_receive(id_ << 16 | qp << 8 | slot, sge);
 }
 
-Status Inbox::add(QueuePair& qp, std::unique_ptr<Box>& box) {
+void Inbox::Box::take(const ibv::Wc& wc, mc_notice& notice) const {
+  bool placed = wc.opcode == ibv::kWcRecvRdmaWithImm;
+  size_t slot = placed ? ntohl(wc.imm_data) % kNoticesPerQp : wc.wr_id & 0xff;
+  size_t qp = wc.wr_id >> 8 & 0xff;
+  notice.length = std::min<uint32_t>(wc.byte_len, MC_NOTICE_MAX);
+  std::copy_n(&bytes_[(qp * kNoticesPerQp + slot) * MC_NOTICE_MAX], notice.length, notice.data);
+}
+
+Status Inbox::add(uint64_t session, uint64_t generation, const std::vector<std::unique_ptr<QueuePair>>& qps,
+                  std::unique_ptr<Box>& box) {
   std::lock_guard lock(mutex_);
-  if (boxes_.size() >= most_boxes_)
-    return failed(MC_UNREACHABLE, "it has as many peers as it has room for: " + std::to_string(most_boxes_));
-  auto made = std::make_unique<Box>(next_id_++);
-  made->qp_ = &qp;
-  MemoryRange range{reinterpret_cast<uint64_t>(made->buffers_.data()), sizeof made->buffers_};
-  Status status = Registration::make(*device_, options_, range, ibv::kLocalWrite, made->registration_);
-  for (size_t slot = 0; slot < kNoticesPerPeer && status.ok(); ++slot) status = made->post(slot);
+  size_t places = qps.size() * kNoticesPerQp;
+  if (places > room_) return {};
+  auto made = std::make_unique<Box>();
+  made->id_ = next_id_++;
+  made->session_ = session;
+  made->generation_ = generation;
+  made->bytes_.resize(places * MC_NOTICE_MAX);
+  made->taken_.resize(qps.size());
+  for (const auto& qp : qps) made->qps_.push_back(qp.get());
+  MemoryRange range{reinterpret_cast<uint64_t>(made->bytes_.data()), made->bytes_.size()};
+  constexpr unsigned kRights = ibv::kLocalWrite | ibv::kRemoteWrite;
+  Status status = Registration::make(*device_, options_, range, kRights, made->registration_);
+  for (size_t i = 0; i < places && status.ok(); ++i)
+    status = made->post(i / kNoticesPerQp, i % kNoticesPerQp);
   if (!status.ok()) return status;
+  room_ -= places;
   boxes_[made->id_] = made.get();
   box = std::move(made);
   return {};
@@ -54,9 +76,27 @@ Status Inbox::add(QueuePair& qp, std::unique_ptr<Box>& box) {
 void Inbox::remove(std::unique_ptr<Box> box) {
   if (!box) return;
   std::lock_guard lock(mutex_);
-  box->qp_ = nullptr;
+  room_ += box->qps_.size() * kNoticesPerQp;
+  box->qps_.clear();
   fetch(true);  // whoever sent them was told that they have come
   boxes_.erase(box->id_);
+}
+
+// What was there has been copied.
+void Inbox::free_place(Box& box, const ibv::Wc& wc) {
+  if (box.qps_.empty()) return;
+  size_t qp = wc.wr_id >> 8 & 0xff;
+  // Fails when the queue pair is about to end, and then nothing more comes.
+  (void)box.post(qp, wc.wr_id & 0xff);
+  if (wc.opcode != ibv::kWcRecvRdmaWithImm || ++box.taken_[qp] < kNoticesPerQp / 2) return;
+  uint32_t count = std::exchange(box.taken_[qp], 0);
+  owed_.push_back({box.session_, {box.generation_, static_cast<uint8_t>(qp), count}});
+  poller_.wake();
+}
+
+std::vector<Inbox::Owed> Inbox::owed() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(owed_, {});
 }
 
 void Inbox::fetch(bool all) {
@@ -68,15 +108,10 @@ void Inbox::fetch(bool all) {
     int count = cq_->context->ops.poll_cq(cq_, static_cast<int>(room), done.data());
     for (int i = 0; i < count; ++i) {
       const ibv::Wc& wc = done[static_cast<size_t>(i)];
-      auto found = boxes_.find(wc.wr_id >> 8);
+      auto found = boxes_.find(wc.wr_id >> 16);
       if (found == boxes_.end() || wc.status != ibv::kSuccess) continue;
-      Box& box = *found->second;
-      size_t slot = wc.wr_id & 0xff;
-      mc_notice& notice = notices_.emplace_back();
-      notice.length = std::min<uint32_t>(wc.byte_len, MC_NOTICE_MAX);
-      std::copy_n(box.buffers_[slot].begin(), notice.length, notice.data);
-      // Fails when its queue pair is about to end, and then nothing more comes.
-      if (box.qp_ != nullptr) (void)box.post(slot);
+      found->second->take(wc, notices_.emplace_back());
+      free_place(*found->second, wc);
     }
     if (count < static_cast<int>(room)) return;
   }

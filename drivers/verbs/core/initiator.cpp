@@ -54,6 +54,8 @@ void Initiator::accept(const mc_op& op, const Names& names) {
   }
   operation.epoch = names.connection->epoch;
   ++names.connection->operations;
+  ++names.connection->unposted;
+  operation.unposted = true;
   ++names.remote->users;
   names.region->users.fetch_add(1, std::memory_order_relaxed);
   // About four slices for each queue pair, in steps of 64 KiB: enough to keep all of them busy to the end.
@@ -151,7 +153,7 @@ QueuePair* Initiator::choose(Connection& connection, uint64_t length) {
 }
 
 void Initiator::pump(Connection& connection) {
-  if (!connection.notices.empty()) post_notices(connection);
+  if (!connection.notices.empty()) post_notices(connection);  // before others take the room
   while (connection.state == State::kReady && !connection.queue.empty()) {
     uint32_t index = connection.queue.front();
     Operation& operation = operations_[index];
@@ -166,13 +168,17 @@ void Initiator::pump(Connection& connection) {
     QueuePair* qp = choose(connection, length);
     if (qp == nullptr) break;
     post_slice(*qp, operation, index, length);
-    if (operation.posted == operation.total) connection.queue.pop(operations_);
+    if (operation.posted == operation.total) {
+      connection.queue.pop(operations_);
+      leave_queue(connection, operation);
+    }
     if (qp->chained() == kChain) {
       if (int error = qp->post(counters_); error != 0) {
         broken(connection, system_failure(MC_IO, "the device does not take a work request", error));
       }
     }
   }
+  if (!connection.notices.empty()) post_notices(connection);
   if (connection.state == State::kReady) post_chains(connection);
 }
 
@@ -285,7 +291,8 @@ void Initiator::finish(uint32_t index, const Status* status) {
   if (operation.connection != nullptr) {
     Connection& connection = *operation.connection;
     --connection.operations;
-    if (!connection.notices.empty()) count_down(connection, operation, status);
+    leave_queue(connection, operation);
+    if (status != nullptr && operation.opcode == MC_WRITE) fail_notices(connection, operation, *status);
     if (operation.opcode == kNotice) {
       notice_slots_.push_back(static_cast<uint32_t>(operation.local_offset));
     } else {
@@ -324,7 +331,7 @@ bool Initiator::arm() {
   ibv::Cq* cq = device_->cq();
   // An event that nobody takes would keep the descriptor readable.
   if (notified_ && device_->take_events(device_->channel())) notified_ = false;
-  if (posted_ == 0) return true;
+  // Also while nothing is posted: the control thread may post what waits for a connection or a key.
   if (!std::exchange(notified_, true)) cq->context->ops.req_notify_cq(cq, 0);
   // What completed before the request gives no event.
   uint32_t before = posted_;
@@ -344,6 +351,8 @@ void Initiator::cancel(uint64_t cookie) {
     // The device may still touch its memory. What was posted ends soon, and no more of it is.
     operation.cancelled = true;
     operation.total = operation.posted;
+    leave_queue(*operation.connection, operation);
+    if (operation.opcode == MC_WRITE) fail_notices(*operation.connection, operation, cancelled);
   };
   for (const auto& connection : connections_) {
     cancel_notices(*connection, cookie);

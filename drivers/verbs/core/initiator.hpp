@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "connection.hpp"
@@ -93,7 +94,17 @@ class Initiator {
   void slice_done(const QueuePair::Posted& posted);
   void broken(Connection& connection, Status cause);
   void finish(uint32_t index, const Status* status);
-  void count_down(Connection& connection, const Operation& operation, const Status* status);
+  // The operation is all with the device, or will not be.
+  void leave_queue(Connection& connection, Operation& operation) {
+    if (!std::exchange(operation.unposted, false)) return;
+    --connection.unposted;
+    if (!connection.notices.empty()) [[unlikely]]
+      count_down(connection, operation);
+  }
+  void return_to_queue(Connection& connection, Operation& operation);
+  void count_down(Connection& connection, const Operation& operation);
+  void fail_notices(Connection& connection, const Operation& operation, const Status& status);
+  QueuePair* way_of(const Connection& connection, const Notice& notice);
   void post_notices(Connection& connection);
   void end_notices(Connection& connection, const Status& status);
   void cancel_notices(Connection& connection, uint64_t cookie);
@@ -108,6 +119,7 @@ class Initiator {
   void greet(Connection& connection);
   void welcome(Connection& connection, const Greeting& greeting);
   void imported(Connection& connection, ImportAnswer answer);
+  void took(Connection& connection, const Taken& taken);
   void ask_for_keys(Connection& connection);
   void read(Connection& connection);
   void hang_up(Connection& connection);

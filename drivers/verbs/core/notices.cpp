@@ -1,4 +1,5 @@
-// Notices to peers: each is posted when every operation before it is over.
+// Notices to peers: writes with immediate data into places that the peer has for them, behind the bytes of
+// the operations before.
 #include <algorithm>
 #include <utility>
 
@@ -37,7 +38,7 @@ Status Initiator::notify(Connection& connection, const void* data, size_t length
   operation.epoch = connection.epoch++;
   operation.opcode = kNotice;
   operation.busy = true;
-  connection.notices.push_back({index, connection.operations, {}});
+  connection.notices.push_back({index, connection.unposted, {}});
   // A write that failed before, of which the engine has not been told yet when it asks for the notice.
   if (connection.failed_write > polled_)
     connection.notices.back().failed = failed(MC_UNREACHABLE, "its completion tells why");
@@ -53,15 +54,12 @@ Status Initiator::notify(Connection& connection, const void* data, size_t length
   return {};
 }
 
-// An operation is over: those notices that came after it wait for one less.
-void Initiator::count_down(Connection& connection, const Operation& operation, const Status* status) {
+// One operation less is not posted: what those notices that came after it wait for.
+void Initiator::count_down(Connection& connection, const Operation& operation) {
   for (Notice& notice : connection.notices) {
-    if (operations_[notice.operation].epoch < operation.epoch || &operations_[notice.operation] == &operation)
-      continue;
-    --notice.waits;
-    if (status != nullptr && operation.opcode == MC_WRITE) notice.failed = *status;
+    if (operations_[notice.operation].epoch >= operation.epoch) --notice.waits;
   }
-  if (connection.notices.empty() || connection.notices.front().waits > 0) return;
+  if (connection.notices.front().waits > 0) return;
   if (connection.state == State::kReady) {
     touch(connection);
   } else {
@@ -69,32 +67,82 @@ void Initiator::count_down(Connection& connection, const Operation& operation, c
   }
 }
 
+// What was posted is begun anew, on other queue pairs.
+void Initiator::return_to_queue(Connection& connection, Operation& operation) {
+  bool counted = std::exchange(operation.unposted, true);
+  if (!counted) ++connection.unposted;
+  for (Notice& notice : connection.notices) {
+    notice.marked = false;
+    if (!counted && operations_[notice.operation].epoch >= operation.epoch) ++notice.waits;
+  }
+}
+
+void Initiator::fail_notices(Connection& connection, const Operation& operation, const Status& status) {
+  for (Notice& notice : connection.notices) {
+    if (operations_[notice.operation].epoch >= operation.epoch) notice.failed = status;
+  }
+}
+
+// The queue pair that has what is left of the operations before a notice, or any if nothing is. Null when two
+// have, or when it has no room.
+QueuePair* Initiator::way_of(const Connection& connection, const Notice& notice) {
+  QueuePair* way = nullptr;
+  QueuePair* any = nullptr;
+  for (size_t i = 0; i < connection.qps.size(); ++i) {
+    QueuePair& qp = *connection.qps[i];
+    bool room = qp.room() > 0 && qp.has_place();
+    if (room && any == nullptr) any = &qp;
+    if (qp.done_before(notice.marks[i])) continue;
+    if (way != nullptr || !room) return nullptr;
+    way = &qp;
+  }
+  return way != nullptr ? way : any;
+}
+
 void Initiator::post_notices(Connection& connection) {
-  while (!connection.notices.empty() && connection.notices.front().waits == 0) {
+  while (!connection.notices.empty()) {
     Notice& first = connection.notices.front();
     uint32_t index = first.operation;
+    bool ready = connection.state == State::kReady;
+    Status status;
     if (!first.failed.ok()) {
-      Status status = failed(first.failed.code, "a write before the notice failed: " + first.failed.reason);
+      status = failed(first.failed.code, "a write before the notice failed: " + first.failed.reason);
+    } else if (ready && !connection.qps.front()->has_ring()) {
+      status = failed(MC_UNSUPPORTED,
+                      connection.name + " has no place for notices: it is older, or has many peers");
+    }
+    if (!status.ok()) {
       connection.notices.pop_front();
       finish(index, &status);
       continue;
     }
-    if (connection.state != State::kReady) return;
-    QueuePair& qp = *connection.qps.front();
+    if (!ready || first.waits > 0) return;
+    if (!std::exchange(first.marked, true)) {
+      for (size_t i = 0; i < connection.qps.size(); ++i) first.marks[i] = connection.qps[i]->tail();
+    }
     if (room_ == 0 && !std::exchange(connection.stalled, true)) stalled_.push_back(&connection);
-    if (room_ == 0 || qp.room() == 0) return;
+    QueuePair* qp = room_ == 0 ? nullptr : way_of(connection, first);
+    if (qp == nullptr) return;
     connection.notices.pop_front();
     Operation& operation = operations_[index];
-    uint64_t at = operation.local_offset * MC_NOTICE_MAX;
-    qp.append({index, kNotice, operation.slice, notice_memory_->lkey(0), 0, notice_memory_->iova() + at,
-               notice_memory_->address() + at, 0});
+    qp->append(qp->notice(index, operation.slice, *notice_memory_, operation.local_offset * MC_NOTICE_MAX));
     operation.posted = operation.total;
     ++operation.in_flight;
     connection.in_flight_bytes += operation.slice;
     --room_;
     ++posted_;
-    if (qp.chained() == kChain && !post_chains(connection)) return;
+    if (qp->chained() == kChain && !post_chains(connection)) return;
   }
+}
+
+// The peer has taken what came through one of the queue pairs.
+void Initiator::took(Connection& connection, const Taken& taken) {
+  std::lock_guard lock(mutex_);
+  bool current = connection.state == State::kReady && taken.generation == connection.generation;
+  if (!current || taken.qp >= connection.qps.size()) return;
+  connection.qps[taken.qp]->peer_took(taken.count);
+  pump(connection);
+  deliver();
 }
 
 void Initiator::end_notices(Connection& connection, const Status& status) {

@@ -29,7 +29,8 @@ struct Operation {
   uint8_t opcode;      // mc_opcode, or kNotice
   bool busy;           // accepted and not finished, and not merged into another
   bool cancelled;
-  bool lost;  // slices of it were posted to a queue pair that broke
+  bool unposted;  // counted by its connection as not all with the device
+  bool lost;      // slices of it were posted to a queue pair that broke
 };
 
 // All slots of one endpoint. Not thread-safe.

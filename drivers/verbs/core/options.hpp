@@ -10,6 +10,8 @@
 
 namespace mooncake::verbs {
 
+inline constexpr uint64_t kMs = 1'000'000;  // of options that are in milliseconds, in nanoseconds
+
 // The defaults are those of options.py, which documents them and renders all of them.
 struct Options {
   std::string library;

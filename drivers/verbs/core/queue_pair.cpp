@@ -1,9 +1,11 @@
 #include "queue_pair.hpp"
 
-#include <algorithm>
+#include <arpa/inet.h>
+
 #include <bit>
 #include <cerrno>
 
+#include "registration.hpp"
 #include "support/os.hpp"
 
 namespace mooncake::verbs {
@@ -13,7 +15,6 @@ constexpr uint32_t kPsnMask = 0xffffff;
 constexpr uint8_t kHopLimit = 64;
 constexpr uint8_t kMinRnrTimer = 12;  // 0.64 ms
 constexpr uint8_t kRnrForever = 7;
-constexpr uint32_t kMostReceives = 16;
 
 }  // namespace
 
@@ -27,7 +28,7 @@ Status QueuePair::make(Device& device, const Options& options, Side side, ibv::C
   attr.qp_type = ibv::kReliableConnection;
   uint32_t depth = initiator ? std::bit_floor(options.send_depth) : 1;
   auto most = static_cast<uint32_t>(std::max(device.limits().max_qp_wr, 1));
-  attr.cap = {std::min(depth, std::bit_floor(most)), kMostReceives, 1, 1,
+  attr.cap = {std::min(depth, std::bit_floor(most)), initiator ? 1 : kNoticesPerQp, 1, 1,
               initiator ? options.inline_bytes : 0};
   fresh->depth_ = attr.cap.max_send_wr;
   fresh->qp_ = device.verbs().create_qp(device.pd(), &attr);
@@ -60,6 +61,19 @@ Status QueuePair::post_receive(uint64_t id, ibv::Sge buffer) {
   int error = qp_->context->ops.post_recv(qp_, &wr, &bad);
   if (error == 0) return {};
   return system_failure(MC_IO, device_.name() + ": cannot post a receive buffer", error);
+}
+
+Slice QueuePair::notice(uint32_t operation, uint32_t length, const Registration& from, uint64_t offset) {
+  uint32_t slot = sent_++ % places_.slots;
+  return {operation,
+          kNotice,
+          length,
+          from.lkey(offset),
+          places_.rkey,
+          from.iova() + offset,
+          from.address() + offset,
+          places_.iova + slot * MC_NOTICE_MAX,
+          htonl(slot)};
 }
 
 void QueuePair::end() {

@@ -1,6 +1,7 @@
 // One reliable connection of the device, and the ring of what was posted to it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -12,9 +13,10 @@
 namespace mooncake::verbs {
 
 constexpr uint32_t kNone = ~0u;
-constexpr size_t kChain = 32;        // work requests with one doorbell, at most
-constexpr uint32_t kNotice = 2;      // as an opcode, beside those of mc_opcode
-constexpr size_t kSignalEvery = 16;  // of them one reports its completion, and so does the last
+constexpr size_t kChain = 32;          // work requests with one doorbell, at most
+constexpr uint32_t kNotice = 2;        // as an opcode, beside those of mc_opcode
+constexpr uint32_t kNoticesPerQp = 8;  // that may come through one without any being fetched
+constexpr size_t kSignalEvery = 16;    // of them one reports its completion, and so does the last
 
 // One work request, ready to be posted.
 struct Slice {
@@ -25,6 +27,15 @@ struct Slice {
   uint64_t local_iova;
   uint64_t local_address;  // 0: the processor must not touch it
   uint64_t remote_iova;
+  uint32_t immediate = 0;  // of a notice
+};
+
+// Where the notices of one queue pair go at the peer: `slots` places of MC_NOTICE_MAX bytes each, used in
+// turn.
+struct Ring {
+  uint64_t iova = 0;
+  uint32_t rkey = 0;
+  uint32_t slots = 0;  // 0: the peer has none
 };
 
 struct Counters {
@@ -35,6 +46,7 @@ struct Counters {
 };
 
 struct Connection;
+class Registration;
 
 class QueuePair {
  public:
@@ -78,7 +90,10 @@ class QueuePair {
     sge.addr = inlined ? slice.local_address : slice.local_iova;
     sge.length = slice.length;
     sge.lkey = slice.lkey;
-    wr.opcode = slice.opcode == MC_WRITE ? ibv::kWrite : slice.opcode == MC_READ ? ibv::kRead : ibv::kSend;
+    wr.opcode = slice.opcode == MC_WRITE  ? ibv::kWrite
+                : slice.opcode == MC_READ ? ibv::kRead
+                                          : ibv::kWriteWithImm;
+    wr.imm_data = slice.immediate;
     bool signalled = chained_ % kSignalEvery == kSignalEvery - 1;
     wr.send_flags = (inlined ? ibv::kInline : 0u) | (signalled ? ibv::kSignaled : 0u);
     wr.wr_id = uint64_t{tag_} << 32 | tail_;
@@ -103,10 +118,21 @@ class QueuePair {
   }
   bool holds(uint32_t position) const { return position - head_ < outstanding(); }
   const Posted& at(uint32_t position) const { return ring_[position & mask_]; }
+  // Positions go round; what lies before one is done when everything up to it was taken off.
+  uint32_t tail() const { return tail_; }
+  bool done_before(uint32_t position) const { return static_cast<int32_t>(position - head_) <= 0; }
   template <class Each>
   uint32_t retire_all(Each&& each) {
     return outstanding() == 0 ? 0 : retire(tail_ - 1, false, each);
   }
+
+  // ---- the peer's places for notices: one is used again when the peer has said that it took what was there
+  void use_ring(const Ring& ring) { places_ = ring; }
+  bool has_ring() const { return places_.slots > 0; }
+  bool has_place() const { return sent_ - taken_ < places_.slots; }
+  // A work request that fills the next place; there must be one.
+  Slice notice(uint32_t operation, uint32_t length, const Registration& from, uint64_t offset);
+  void peer_took(uint32_t count) { taken_ += std::min(count, sent_ - taken_); }
 
  private:
   QueuePair(Device& device, const Options& options, Side side)
@@ -124,6 +150,8 @@ class QueuePair {
   uint32_t head_ = 0, tail_ = 0;
   size_t chained_ = 0;
   uint64_t inlined_ = 0;
+  Ring places_;
+  uint32_t sent_ = 0, taken_ = 0;  // notices
   std::array<ibv::SendWr, kChain> wrs_{};
   std::array<ibv::Sge, kChain> sges_{};
   std::vector<Posted> ring_;

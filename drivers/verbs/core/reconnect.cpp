@@ -12,7 +12,6 @@
 namespace mooncake::verbs {
 namespace {
 
-constexpr uint64_t kMs = 1'000'000;
 constexpr uint64_t kFirstPauseNs = 50 * kMs;
 constexpr uint32_t kMostDoublings = 6;  // 3.2 s
 constexpr uint64_t kNever = ~uint64_t{0};
@@ -155,7 +154,7 @@ void Initiator::step(const std::shared_ptr<Connection>& held) {
     return;
   }
   State state = connection.state;
-  post_notices(connection);
+  pump(connection);
   deliver();
   bool wanted = !connection.queue.empty() || !connection.to_ask.empty() || !connection.notices.empty();
   lock.unlock();
@@ -265,6 +264,10 @@ void Initiator::welcome(Connection& connection, const Greeting& greeting) {
       tagged_[slot] = qp.get();
       qp->tag(uint32_t{++tags_[slot]} << 16 | slot, &connection);
     }
+    for (size_t i = 0; i < connection.fresh.size() && greeting.ring_slots > 0; ++i) {
+      uint64_t before = i * greeting.ring_slots * MC_NOTICE_MAX;
+      connection.fresh[i]->use_ring({greeting.ring_iova + before, greeting.ring_rkey, greeting.ring_slots});
+    }
     connection.qps = std::move(connection.fresh);
     connection.fresh.clear();
     connection.next_qp = 0;
@@ -357,10 +360,13 @@ void Initiator::read(Connection& connection) {
   while (connection.channel && connection.channel->next(&kind, &payload)) {
     Greeting greeting;
     ImportAnswer answer;
+    Taken taken;
     if (kind == Message::kWelcome && decode(payload, greeting)) {
       welcome(connection, greeting);
     } else if (kind == Message::kImported && decode(payload, answer)) {
       imported(connection, std::move(answer));
+    } else if (kind == Message::kTaken && decode(payload, taken)) {
+      took(connection, taken);
     } else if (kind == Message::kRested && payload.size() == sizeof(uint64_t)) {
       uint64_t generation = 0;
       Reader(payload).number(&generation);
@@ -485,6 +491,7 @@ void Initiator::requeue_lost(Connection& connection, const std::vector<uint32_t>
       finish(index, &unknown);
     } else {
       operation.posted = 0;
+      return_to_queue(connection, operation);
       connection.queue.put_first(operations_, index);
     }
   }

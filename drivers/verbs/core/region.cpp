@@ -13,8 +13,6 @@
 namespace mooncake::verbs {
 namespace {
 
-constexpr uint64_t kAnswerNs = 1'000'000'000;  // writing an answer into a socket's buffer takes far less
-
 unsigned rights_of(uint32_t access) {
   unsigned rights = 0;
   if ((access & MC_ACCESS_READ) != 0) rights |= ibv::kRemoteRead;
@@ -66,7 +64,7 @@ Status Regions::add(const mc_memory& memory, std::shared_ptr<Region>& region) {
     made->range.fd = fcntl(memory.fd, F_DUPFD_CLOEXEC, 0);
     if (made->range.fd < 0) return system_failure(MC_IO, "cannot duplicate the memory's descriptor", errno);
   }
-  made->grants.push_back({driver::key_from(memory.key), driver::kAllAccess, false, nullptr});
+  made->grants.push_back({driver::key_from(memory.key), driver::kAllAccess, false, nullptr, {}});
   if (Status status = register_local(*made); !status.ok()) return status;
   if (!made->local) {
     Status status = Registration::make(*device_, options_, made->range, ibv::kLocalWrite, made->local);
@@ -102,7 +100,7 @@ Status Regions::register_for(const Region& region, uint32_t access, std::shared_
 Status Regions::grant(Region& region, const uint8_t* key, uint32_t access) {
   if (access == 0 || (access & ~driver::kAllAccess) != 0)
     return failed(MC_INVALID, "access " + std::to_string(access) + " is not made of mc_access bits");
-  Grant made{driver::key_from(key), access, false, nullptr};
+  Grant made{driver::key_from(key), access, false, nullptr, {}};
   if (Status status = register_for(region, access, made.opened); !status.ok()) return status;
   std::lock_guard lock(mutex_);
   if (region.withdrawn) return failed(MC_INVALID, "the memory is being given back");
@@ -110,24 +108,26 @@ Status Regions::grant(Region& region, const uint8_t* key, uint32_t access) {
   return {};
 }
 
-Status Regions::revoke(Region& region, const uint8_t* key) {
-  std::vector<std::shared_ptr<Registration>> ended;  // outside the lock: it takes the device's time
+Status Regions::revoke(Region& region, const uint8_t* key, uint64_t deadline_ns) {
+  std::vector<std::shared_ptr<Registration>> open;
+  std::vector<std::shared_ptr<const std::atomic<bool>>> ended;
   {
     std::lock_guard lock(mutex_);
     bool found = key == nullptr;
     for (Grant& grant : region.grants) {
       if (key != nullptr && !driver::equal_in_constant_time(grant.key.data(), key, MC_KEY_BYTES)) continue;
       grant.revoked = found = true;
-      ended.push_back(std::move(grant.opened));
-      grant.opened.reset();
+      if (grant.opened) grant.ended = grant.opened->ended();
+      if (grant.opened) open.push_back(std::move(grant.opened));
+      if (grant.ended) ended.push_back(grant.ended);
     }
     if (!found) return failed(MC_INVALID, "the memory has no such key");
   }
+  open.clear();  // outside the lock: it takes the device's time
   // A question for the key that is being answered holds its registration for a moment.
-  uint64_t limit = driver::now_ns() + kAnswerNs;
-  for (const auto& registration : ended) {
-    while (registration.use_count() > 1) {
-      if (driver::now_ns() > limit) return failed(MC_TIMEOUT, "a peer is still being told of the key");
+  for (const auto& one : ended) {
+    while (!one->load(std::memory_order_acquire) && deadline_ns != 0) {
+      if (driver::now_ns() >= deadline_ns) return failed(MC_TIMEOUT, "a peer is still being told of the key");
       std::this_thread::yield();
     }
   }
@@ -135,7 +135,7 @@ Status Regions::revoke(Region& region, const uint8_t* key) {
 }
 
 Status Regions::remove(Region& region, uint64_t deadline_ns) {
-  if (Status status = revoke(region, nullptr); !status.ok()) return status;
+  if (Status status = revoke(region, nullptr, deadline_ns); !status.ok()) return status;
   std::unique_lock lock(mutex_);
   region.withdrawn = true;
   ++waiting_;

@@ -22,7 +22,8 @@ struct Grant {
   Key key;
   uint32_t access;
   bool revoked;
-  std::shared_ptr<Registration> opened;  // null for the region's own key until it is exported
+  std::shared_ptr<Registration> opened;            // null for the region's own key until it is exported
+  std::shared_ptr<const std::atomic<bool>> ended;  // of what was opened, once it is revoked
 };
 
 struct Region {
@@ -49,8 +50,9 @@ class Regions {
   // Makes the region's own key open it. Memory that no peer is told of is not registered for peers.
   Status expose(Region& region);
   Status grant(Region& region, const uint8_t* key, uint32_t access);
-  // When it returns, the device refuses what comes under the key (null: under each).
-  Status revoke(Region& region, const uint8_t* key);
+  // After MC_OK the device refuses what comes under the key (null: under each). Beside the device's own time
+  // it waits for who is telling a peer of the key: until the deadline (MC_TIMEOUT), or with 0 not at all.
+  Status revoke(Region& region, const uint8_t* key, uint64_t deadline_ns);
   // Revokes every key, and waits for the operations of this side.
   Status remove(Region& region, uint64_t deadline_ns);
   // MC_REFUSED says why a peer gets nothing.

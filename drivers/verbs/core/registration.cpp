@@ -26,12 +26,12 @@ int Registration::add(size_t chunk, unsigned access, bool relaxed) {
   uint64_t offset = static_cast<uint64_t>(chunk) << chunk_shift_;
   uint64_t length = std::min<uint64_t>(range_.length - offset, 1ull << chunk_shift_);
   auto* address = reinterpret_cast<void*>(range_.address + offset);
+  unsigned wanted = relaxed ? access | ibv::kRelaxedOrdering : access;
   ibv::Mr* made = nullptr;
   if (range_.kind == MC_CUDA) {
     made = verbs.reg_dmabuf_mr(device_.pd(), range_.fd_offset + offset, length, iova_ + offset, range_.fd,
-                               static_cast<int>(access));
+                               static_cast<int>(wanted));
   } else if (verbs.reg_mr_iova2 != nullptr) {
-    unsigned wanted = relaxed ? access | ibv::kRelaxedOrdering : access;
     made = verbs.reg_mr_iova2(device_.pd(), address, length, iova_ + offset, wanted);
   } else {
     made = verbs.reg_mr(device_.pd(), address, length, static_cast<int>(access));
@@ -77,6 +77,7 @@ Registration::~Registration() {
   for (ibv::Mr* region : regions_) {
     if (region != nullptr) device_.verbs().dereg_mr(region);
   }
+  ended_->store(true, std::memory_order_release);
 }
 
 }  // namespace mooncake::verbs

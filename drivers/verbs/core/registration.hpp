@@ -1,6 +1,7 @@
 // Memory that the device may touch.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -26,6 +27,8 @@ class Registration {
                      std::shared_ptr<Registration>& made);
   ~Registration();
 
+  // Set when the device has let go.
+  std::shared_ptr<const std::atomic<bool>> ended() const { return ended_; }
   uint64_t iova() const { return iova_; }
   uint64_t length() const { return range_.length; }
   uint64_t address() const { return range_.address; }
@@ -45,6 +48,7 @@ class Registration {
   uint64_t iova_ = 0;
   unsigned chunk_shift_ = 63;
   std::vector<ibv::Mr*> regions_;
+  const std::shared_ptr<std::atomic<bool>> ended_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace mooncake::verbs

@@ -11,7 +11,6 @@ namespace {
 
 constexpr size_t kMostStrangers = 256;
 constexpr size_t kMostUnread = 1 << 20;
-constexpr uint64_t kMs = 1'000'000;
 
 }  // namespace
 
@@ -34,7 +33,6 @@ void Target::accept_peers() {
     session->channel.watch(options_.dead_peer_timeout_ms);
     if (!poller_.add(session->channel.fd(), session->id, EPOLLIN).ok()) continue;
     ++strangers_;
-    std::lock_guard lock(mutex_);
     sessions_[session->id] = std::move(session);
   }
 }
@@ -91,6 +89,7 @@ void Target::on_hello(Session& session, const Greeting& hello) {
     status = failed(MC_UNREACHABLE, "another endpoint listens there now: the peer was restarted");
   } else {
     if (std::exchange(session.deadline_ns, 0) != 0) --strangers_;
+    end_queue_pairs(session);  // also of one that says hello twice
     if (hello.generation > 0) end_generations(hello.session, hello.generation - 1);
     status = make_queue_pairs(session, hello, answer);
   }
@@ -112,15 +111,19 @@ Status Target::make_queue_pairs(Session& session, const Greeting& hello, Greetin
     if (!status.ok()) return status;
     answer.qps.push_back(qp->address());
   }
-  std::unique_ptr<Inbox::Box> box;  // notices come through the first
-  if (Status status = inbox_.add(*made.front(), box); !status.ok()) return status;
+  std::unique_ptr<Inbox::Box> box;
+  if (Status status = inbox_.add(session.id, hello.generation, made, box); !status.ok()) return status;
+  if (box) {
+    answer.ring_iova = box->iova();
+    answer.ring_rkey = box->rkey();
+    answer.ring_slots = kNoticesPerQp;
+  }
   answer.mtu = static_cast<uint8_t>(own.mtu);
   auto incoming = static_cast<uint32_t>(std::max(device_->limits().max_qp_rd_atom, 1));
   answer.rd_atomic = static_cast<uint8_t>(std::min(incoming, options_.rd_atomic));
   answer.ethernet = own.ethernet;
   answer.gid = own.gid;
   answer.lid = own.lid;
-  std::lock_guard lock(mutex_);
   session.name = hello.session;
   session.generation = hello.generation;
   session.qps = std::move(made);
@@ -158,7 +161,6 @@ bool Target::send(Session& session, const std::string& bytes) {
 }
 
 void Target::end_generations(const Nonce& name, uint64_t generation) {
-  std::lock_guard lock(mutex_);
   for (auto& [id, session] : sessions_) {
     if (session->name != name || session->generation > generation) continue;
     end_queue_pairs(*session);
@@ -170,19 +172,44 @@ void Target::end_queue_pairs(Session& session) {
   inbox_.remove(std::move(session.box));
 }
 
-Status Target::fence(const void* token, size_t length) {
+Status Target::fence(const void* token, size_t length, uint64_t deadline_ns) {
   Reader reader({static_cast<const char*>(token), length});
-  Nonce name{};
-  uint64_t generation = 0;
-  reader.bytes(name.data(), name.size());
-  reader.number(&generation);
-  if (!reader.ok() || length != sizeof name + sizeof generation)
+  auto asked = std::make_shared<Fence>();
+  reader.bytes(asked->name.data(), asked->name.size());
+  reader.number(&asked->generation);
+  if (!reader.ok() || length != sizeof asked->name + sizeof asked->generation)
     return failed(MC_INVALID, std::to_string(length) + " bytes are no token of late writes");
-  end_generations(name, generation);
-  return {};
+  std::unique_lock lock(mutex_);
+  if (closed_) return {};
+  fences_.push_back(asked);
+  poller_.wake();
+  if (fenced_.wait_until(lock, driver::time_point(deadline_ns), [&] { return asked->done; })) return {};
+  return failed(MC_TIMEOUT, device_->name() + " has not ended the peer's queue pairs yet; ask again");
+}
+
+void Target::end_fenced() {
+  std::vector<std::shared_ptr<Fence>> asked;
+  {
+    std::lock_guard lock(mutex_);
+    asked.swap(fences_);
+  }
+  if (asked.empty()) return;
+  for (const auto& fence : asked) end_generations(fence->name, fence->generation);
+  std::lock_guard lock(mutex_);
+  for (const auto& fence : asked) fence->done = true;
+  fenced_.notify_all();
+}
+
+void Target::tell_of_free_places() {
+  for (const auto& [id, taken] : inbox_.owed()) {
+    auto found = sessions_.find(id);
+    if (found != sessions_.end() && !send(*found->second, encode(taken))) drop(id);
+  }
 }
 
 uint64_t Target::attend() {
+  end_fenced();
+  tell_of_free_places();
   uint64_t now = driver::now_ns();
   uint64_t next = ~uint64_t{0};
   if (strangers_ == 0) return next;
@@ -200,11 +227,9 @@ uint64_t Target::attend() {
 }
 
 void Target::drop(uint64_t id) {
-  std::unique_ptr<Session> last;
-  std::lock_guard lock(mutex_);
   auto found = sessions_.find(id);
   if (found == sessions_.end()) return;
-  last = std::move(found->second);
+  std::unique_ptr<Session> last = std::move(found->second);
   sessions_.erase(found);
   if (last->deadline_ns != 0) --strangers_;
   poller_.remove(last->channel.fd());
@@ -212,10 +237,14 @@ void Target::drop(uint64_t id) {
 }
 
 void Target::close() {
-  std::lock_guard lock(mutex_);
   for (auto& [id, session] : sessions_) end_queue_pairs(*session);
   sessions_.clear();
   listener_.reset();
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  end_fenced();
 }
 
 }  // namespace mooncake::verbs

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -27,13 +28,15 @@ class Target {
   Status listen();
   const Address& address() const { return address_; }
   uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
-  // Any thread. Ends the queue pairs that a token of late_writes() names.
-  Status fence(const void* token, size_t length);
+  // Any thread. Has the control thread end the queue pairs that a token of late_writes() names, which takes
+  // the device's time. After MC_TIMEOUT it goes on with it.
+  Status fence(const void* token, size_t length, uint64_t deadline_ns);
 
   // ---- the control thread
   void accept_peers();
   void on_socket(uint64_t id, uint32_t events);
-  // Drops who connected and has not said hello in time; returns when it wants to be called again.
+  // Does what others asked for, and drops who connected and has not said hello in time; returns when it wants
+  // to be called again.
   uint64_t attend();
   void close();
 
@@ -46,19 +49,27 @@ class Target {
     bool writes = false;
     Nonce name{};
     uint64_t generation = 0;
-    std::vector<std::unique_ptr<QueuePair>> qps;  // guarded by the mutex, as the two before and the next
+    std::vector<std::unique_ptr<QueuePair>> qps;
     std::unique_ptr<Inbox::Box> box;
+  };
+
+  struct Fence {
+    Nonce name{};
+    uint64_t generation = 0;
+    bool done = false;
   };
 
   bool read(Session& session);
   bool on_message(Session& session, Message kind, const std::string& payload);
   void on_hello(Session& session, const Greeting& hello);
   Status make_queue_pairs(Session& session, const Greeting& hello, Greeting& answer);
+  void tell_of_free_places();
   void on_import(Session& session, const ImportRequest& request);
   bool send(Session& session, const std::string& bytes);
   // Ends the queue pairs of a connection up to a generation, whatever socket they came by.
   void end_generations(const Nonce& name, uint64_t generation);
   void end_queue_pairs(Session& session);
+  void end_fenced();
   void drop(uint64_t id);
 
   const Options& options_;
@@ -69,7 +80,11 @@ class Target {
   Address address_;
   driver::UniqueFd listener_;
   std::atomic<uint64_t> refused_{0};
-  std::mutex mutex_;  // of the table and of what sessions say it guards
+  std::mutex mutex_;
+  std::condition_variable fenced_;
+  std::vector<std::shared_ptr<Fence>> fences_;  // guarded by the mutex, as the next
+  bool closed_ = false;
+  // ---- control thread only
   std::unordered_map<uint64_t, std::unique_ptr<Session>> sessions_;
   size_t strangers_ = 0;
 };

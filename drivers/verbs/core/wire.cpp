@@ -1,6 +1,11 @@
 #include "wire.hpp"
 
 namespace mooncake::verbs {
+namespace {
+
+constexpr size_t kRingBytes = 8 + 4 + 1;
+
+}  // namespace
 
 std::string Writer::finish() {
   auto put = [&](size_t at, uint32_t value) {
@@ -20,7 +25,11 @@ std::string encode(Message kind, const Greeting& greeting) {
   writer.bytes(greeting.gid.raw, sizeof greeting.gid.raw).number(greeting.lid);
   writer.number(static_cast<uint8_t>(greeting.qps.size()));
   for (const QpAddress& qp : greeting.qps) writer.number(qp.number).number(qp.psn);
-  writer.bytes(greeting.reason.data(), greeting.reason.size());
+  if (greeting.status == MC_OK) {
+    writer.number(greeting.ring_iova).number(greeting.ring_rkey).number(greeting.ring_slots);
+  } else {
+    writer.bytes(greeting.reason.data(), greeting.reason.size());
+  }
   return writer.finish();
 }
 
@@ -43,9 +52,27 @@ bool decode(std::string_view payload, Greeting& greeting) {
     reader.number(&qp.number);
     reader.number(&qp.psn);
   }
+  if (greeting.status == MC_OK && reader.left() >= kRingBytes) {
+    reader.number(&greeting.ring_iova);
+    reader.number(&greeting.ring_rkey);
+    reader.number(&greeting.ring_slots);
+  }
   greeting.reason = reader.rest();
   bool known = greeting.status >= MC_OK && greeting.status <= MC_CLOSED;
   return reader.ok() && known && greeting.rd_atomic > 0 && greeting.mtu >= 1 && greeting.mtu <= 5;
+}
+
+std::string encode(const Taken& taken) {
+  Writer writer(Message::kTaken);
+  return writer.number(taken.generation).number(taken.qp).number(taken.count).finish();
+}
+
+bool decode(std::string_view payload, Taken& taken) {
+  Reader reader(payload);
+  reader.number(&taken.generation);
+  reader.number(&taken.qp);
+  reader.number(&taken.count);
+  return reader.ok();
 }
 
 std::string encode(const ImportRequest& request) {

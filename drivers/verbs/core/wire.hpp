@@ -1,4 +1,4 @@
-// What two endpoints say to one another over the control socket of a connection. The README has the format.
+// What two endpoints say to one another over the control socket of a connection.
 #pragma once
 
 #include <array>
@@ -21,7 +21,15 @@ constexpr uint32_t kMaxPayload = 64 << 10;
 constexpr size_t kHeaderBytes = 12;
 constexpr size_t kMaxQps = 16;
 
-enum class Message : uint8_t { kHello = 1, kWelcome = 2, kImport = 3, kImported = 4, kRest = 5, kRested = 6 };
+enum class Message : uint8_t {
+  kHello = 1,
+  kWelcome = 2,
+  kImport = 3,
+  kImported = 4,
+  kRest = 5,
+  kRested = 6,
+  kTaken = 7,  // only to who has sent notices into the places that WELCOME named
+};
 
 struct QpAddress {
   uint32_t number = 0;
@@ -40,7 +48,19 @@ struct Greeting {
   ibv::Gid gid{};
   uint16_t lid = 0;
   std::vector<QpAddress> qps;
-  std::string reason;
+  // WELCOME only, when all is well: places for notices, `slots` for each queue pair, one after the other. An
+  // older peer does not say it, and takes it for a reason.
+  uint64_t ring_iova = 0;
+  uint32_t ring_rkey = 0;
+  uint8_t ring_slots = 0;
+  std::string reason;  // when it is not
+};
+
+// The target has taken so many notices that came through a queue pair: their places are free.
+struct Taken {
+  uint64_t generation = 0;
+  uint8_t qp = 0;
+  uint32_t count = 0;
 };
 
 struct ImportRequest {
@@ -95,6 +115,7 @@ class Reader {
     if (take(length)) std::memcpy(to, taken_.data(), length);
   }
   std::string rest() { return std::string(bytes_.substr(0, MC_REASON_MAX - 1)); }
+  size_t left() const { return bytes_.size(); }
   bool ok() const { return ok_; }
 
  private:
@@ -111,6 +132,8 @@ class Reader {
 
 std::string encode(Message kind, const Greeting& greeting);
 bool decode(std::string_view payload, Greeting& greeting);
+std::string encode(const Taken& taken);
+bool decode(std::string_view payload, Taken& taken);
 std::string encode(const ImportRequest& request);
 bool decode(std::string_view payload, ImportRequest& request);
 std::string encode(const ImportAnswer& answer);

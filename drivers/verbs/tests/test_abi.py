@@ -57,6 +57,8 @@ CONSTANTS = {
     "kQpPort": "IBV_QP_PORT",
     "kWrite": "IBV_WR_RDMA_WRITE",
     "kRead": "IBV_WR_RDMA_READ",
+    "kWriteWithImm": "IBV_WR_RDMA_WRITE_WITH_IMM",
+    "kWcRecvRdmaWithImm": "IBV_WC_RECV_RDMA_WITH_IMM",
     "kSend": "IBV_WR_SEND",
     "kSignaled": "IBV_SEND_SIGNALED",
     "kInline": "IBV_SEND_INLINE",

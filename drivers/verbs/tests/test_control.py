@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import msgspec
 import pytest
@@ -14,6 +16,8 @@ from mooncake_transfer import Region, TransferConfig, TransferEngine, _wire
 
 NBYTES = 64 << 10
 MC_UNREACHABLE, MC_REFUSED = 5, 6
+MANY = 16  # queue pairs, as many as one may ask for
+PEERS_WITH_PLACES = 16384 // (8 * MANY)
 OURS = QueuePairs(((77, 5), (78, 6)), bytes(10) + b"\xff\xff\x0a\x00\x00\x02", mtu=3)
 
 
@@ -88,6 +92,46 @@ def test_an_endpoint_that_is_another_one_is_found_out(address: Address) -> None:
     other = Address(bytes(16), address.port, address.hosts)
     with Control(other) as control, pytest.raises(ConnectionRefusedError, match="restarted"):
         control.greet(OURS, os.urandom(16))
+
+
+def many(first: int) -> QueuePairs:
+    return QueuePairs(tuple((first + i, 5) for i in range(MANY)), OURS.gid, OURS.mtu)
+
+
+def test_one_peer_takes_up_no_more_places_however_often_it_says_hello(address: Address) -> None:
+    with Control(address) as control:
+        for generation in range(PEERS_WITH_PLACES + 1):
+            assert control.greet(many(1), os.urandom(16), generation).places is not None
+
+
+def test_a_peer_for_whose_notices_there_is_no_place_is_told_by_the_channel(
+    engine: TransferEngine, address: Address
+) -> None:
+    """It gets queue pairs all the same, and its transfers move by them."""
+    region = engine.allocate(NBYTES)
+    told: list[bytes] = []
+    engine.serve("done", lambda payload, _: told.append(payload))
+    with ExitStack() as held, TransferEngine(TransferConfig(drivers=("verbs_double",))) as other:
+        for peer in range(PEERS_WITH_PLACES):
+            control = held.enter_context(Control(address))
+            assert control.greet(many(peer * MANY), os.urandom(16)).places is not None
+        last = held.enter_context(Control(address)).greet(OURS, os.urandom(16))
+        assert (len(last.numbers), last.places) == (len(OURS.numbers), None)
+        local, remote = other.allocate(NBYTES), other.import_region(region.descriptor())
+        sent = 0
+        for number in range(1, 256):
+            local.view()[:] = bytes([number]) * NBYTES
+            other.write(local, remote, [[0, 0, NBYTES]], notify=("done", b"%d" % number)).wait(20)
+            sent = number
+            if any(row["errors"] for row in other.stats().values()):
+                break  # the driver was asked, and said that there is no place
+        assert sum(row["errors"] for row in other.stats().values()) == 1
+        assert sum(row["notices_sent"] for row in other.stats().values()) == 0
+        end_s = time.monotonic() + 20
+        while len(told) < sent and time.monotonic() < end_s:
+            time.sleep(0.001)
+    assert told == [b"%d" % number for number in range(1, sent + 1)]
+    assert bytes(region.view()) == bytes([sent]) * NBYTES
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def test_the_probe_names_what_stands_in_the_way(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_probe_names_the_limit_on_locked_memory(monkeypatch: pytest.MonkeyPatch, double: Path) -> None:
+    monkeypatch.setattr(plugin, "open_devices", lambda: None)
     monkeypatch.setattr(plugin, "reason_for_none", lambda: None)
     monkeypatch.setattr(plugin, "LIBRARY", "libc.so.6")
     monkeypatch.setattr(plugin.resource, "getrlimit", lambda _: (65536, 65536))

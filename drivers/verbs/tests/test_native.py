@@ -14,7 +14,10 @@ CORE = HERE.parent / "core"
 ABI = next(path for path in (HERE.parent / "abi", HERE.parents[2] / "abi") if path.is_dir())
 # Building them takes its time on a busy machine.
 pytestmark = pytest.mark.timeout(600)
-CHECKS = ("gid", "wire", "notices", "failed_notice", "fence", "chunks", "sweep")
+CHECKS = (
+    "gid", "wire", "notices", "behind", "back_pressure", "failed_notice", "cancelled_before_notice",
+    "fence", "fence_deadline", "revoke_deadline", "chunks", "dmabuf", "attributes", "sweep",
+)  # fmt: skip
 OPERATIONS = 1 << 20
 DEADLINE_S = 60
 

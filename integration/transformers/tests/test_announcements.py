@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mooncake_conductor.events import AllBlocksCleared, BlockRemoved, BlockStored
 from mooncake_store import keys
+from mooncake_store.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored
 from mooncake_transformers.metrics import WorkerMetrics
 from mooncake_transformers.prefix_store import PrefixStore
 

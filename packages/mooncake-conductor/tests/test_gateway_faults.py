@@ -75,7 +75,7 @@ def test_a_decode_worker_killed_in_mid_stream_ends_the_stream_with_an_error_even
         killed_at_s = time.monotonic()
         pair.decode.stop()
         rest = response.read()
-    assert time.monotonic() - killed_at_s < 5
+    assert time.monotonic() - killed_at_s < 10
     error, done, nothing = rest.split(b"\n\n")
     assert (done, nothing) == (b"data: [DONE]", b"")
     assert json.loads(error[6:])["error"]["code"] == "decode_worker_lost"

@@ -94,7 +94,7 @@ def test_no_answer_and_no_shutdown_waits_for_a_slow_release(pair) -> None:
         assert time.monotonic() - started_s < RELEASE_TIMEOUT_S
         wait_for_release(pair.prefill)
         ended_s = time.monotonic()
-    assert time.monotonic() - ended_s < 4
+    assert time.monotonic() - ended_s < 15
 
 
 def test_a_release_that_is_not_answered_is_given_up(pair) -> None:

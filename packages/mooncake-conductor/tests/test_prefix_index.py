@@ -8,10 +8,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_conductor.errors import EventMalformed
-from mooncake_conductor.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from mooncake_conductor.index import ClusterIndex, PrefixIndex, prefix
+from mooncake_store.errors import EventMalformed
 from mooncake_store.keys import root_digest
+from mooncake_store.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 
 SIZE = 2
 Path = tuple[int, ...]  # the tokens of a whole prefix

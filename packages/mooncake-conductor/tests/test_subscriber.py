@@ -9,10 +9,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from mooncake_conductor.errors import EventMalformed
-from mooncake_conductor.events import BlockRemoved, EventBatch, encode_batch, encode_sequence
-from mooncake_conductor.publisher import KVEventPublisher
 from mooncake_conductor.subscriber import EventSubscriber, reachable_endpoint
+from mooncake_store.errors import EventMalformed
+from mooncake_store.kv_events.publisher import KVEventPublisher
+from mooncake_store.kv_events.wire import BlockRemoved, EventBatch, encode_batch, encode_sequence
 
 TIMEOUT_S = 10.0
 

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 import msgspec
 import numpy as np
 
-from mooncake_store import Master, Store, StoreConfig
+from mooncake_store import Master, Store, StoreConfig, errors
+from mooncake_store.cluster.master import ClusterMaster
 from mooncake_transfer import TransferConfig, TransferEngine
 
 
@@ -45,6 +46,37 @@ class Actor:
             answer({"result": "reading"})
             threading.Event().wait()
 
+    def wait_before(self, step, putting, key, nbytes):
+        """Put or get, but wait for a line of input before a step; then what came of it."""
+        owner = self.store._mover if step in ("read", "write") else self.store._member
+        original, waited = getattr(owner, step), []
+
+        def run(*arguments, **options):
+            if not waited:
+                waited.append(step)
+                answer({"result": step})
+                sys.stdin.readline()
+            return original(*arguments, **options)
+
+        setattr(owner, step, run)
+        try:
+            if putting:
+                self.store.put(key, content(key.encode(), 1, nbytes), if_exists="replace")
+                return "put"
+            value = self.store.get(key)
+            known = [version for version in (1, 2) if value == content(key.encode(), version, len(value))]
+            return known[0] if known else "wrong"
+        except errors.KeyNotFound:
+            return "missed"
+        except (errors.MasterUnreachable, errors.PutFailed, errors.StoreFull):
+            return "refused"
+        finally:
+            delattr(owner, step)
+
+    def tier_records(self):
+        """How many values the master took as being in this process's tier."""
+        return self.store._tiers.entered
+
     def overwrite_for_ever(self, keys, nbytes):
         """Replace the keys' values, version after version."""
 
@@ -70,6 +102,9 @@ def main():
         )
         if options.get("role") == "master":
             stack.enter_context(Master(engine, config))
+            actor = None
+        elif options.get("role") == "cluster-master":
+            stack.enter_context(ClusterMaster(engine, options["cluster"], config))
             actor = None
         else:
             store = stack.enter_context(

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -139,3 +140,27 @@ def content_fixture():
 @pytest.fixture
 def fast():
     return FAST
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """The address of a server of S3 in this process, with a bucket ``values``; credentials are set."""
+    boto3, moto = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "test")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        url = "http://{}:{}".format(*server.get_host_and_port())
+        client = boto3.client("s3", endpoint_url=url)
+        client.create_bucket(Bucket="values")
+        yield url
+        client.close()
+        server.stop()
+
+
+@pytest.fixture
+def s3_place(s3_server):
+    """Where a tier of S3 may be that is empty: arguments of S3Tier."""
+    return {"bucket": "values", "prefix": f"{uuid.uuid4()}/", "endpoint": s3_server}

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -126,7 +127,7 @@ def test_an_interrupted_put_leaves_no_transfer_running_and_no_reservation(world,
     transfers, cancelled = [], []
     cancel = Transfer.cancel
 
-    def interrupt(self, segment, rows, blocks, transfer):
+    def interrupt(self, segment, blocks, transfer):
         transfers.append(transfer)
         raise KeyboardInterrupt
 
@@ -205,12 +206,17 @@ def _fails_with(kind, call):
     return False
 
 
+def _state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def test_a_master_that_hangs_does_not_hang_its_clients(world, eventually, settings, fast):
     master = world.child(role="master", config=settings)
     store = world.store(world.engine(), master.info["address"], lend=MIB)
     store.put("k", b"1")
     os.kill(master.process.pid, signal.SIGSTOP)
     try:
+        eventually(lambda: _state(master.process.pid) == "T")
         took_s = seconds(lambda: _fails_with(errors.MasterUnreachable, lambda: store.get("k")))
         assert took_s < 2 * fast.call_timeout_s
         assert seconds(lambda: _fails_with(errors.MasterUnreachable, lambda: store.get("k"))) < 1.5

@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 
 from mooncake_store import protocol
+from mooncake_store._core import read_records
+from mooncake_store._errors import MasterRefused
 from mooncake_store.config import StoreConfig
 from mooncake_store.keys import object_digests
-from mooncake_store.master_state import MasterState
+from mooncake_store.master.state import MasterState
 from mooncake_store.protocol import Outcome
 
 GRANULE = 4096
+GONE, TELL = 2, 1  # see core/records.hpp
 CONFIG = StoreConfig(lease_ttl_s=10.0, reservation_ttl_s=7.0, evict_reserve_fraction=0.0)
 
 
@@ -21,8 +24,14 @@ class Master:
         self.state = MasterState(5, config)
         self.now_s = 100.0
 
-    def mount(self, client, granules, connection=None):
-        request = protocol.Mount(client=client, nbytes=granules * GRANULE, descriptor=b"d%d" % client)
+    def mount(self, client, granules, connection=None, tenant=""):
+        request = protocol.Mount(
+            client=client,
+            nbytes=granules * GRANULE,
+            descriptor=b"d%d" % client,
+            segment=client,
+            tenant=tenant,
+        )
         return self.state.handle(
             request, client if connection is None else connection, f"host:{client}", self.now_s
         )
@@ -82,8 +91,11 @@ def master():
     return made
 
 
-def keys_of(notices):
-    return [notice.key for notice in notices]
+def keys_of(pages):
+    """Keys of what is told to be gone."""
+    records = [record for _, frames in pages for record in read_records(frames)]
+    names = {object_digests("", [b"%c" % code]): b"%c" % code for code in range(97, 123)}
+    return [names[digest] for kind, flags, _, digest, *_ in records if kind == GONE and flags & TELL]
 
 
 def test_nothing_is_found_before_its_commit(master):
@@ -112,6 +124,26 @@ def test_values_given_up_stay_exposed_until_the_reservation_would_have_ended(mas
     assert (master.state.stats().reserved_bytes, master.state.next_deadline_s()) == (0, None)
 
 
+@pytest.mark.parametrize("position", [2, 10**6, -1, 2**40])
+def test_a_commit_that_names_values_beyond_its_reservation_stores_nothing_and_keeps_no_room(master, position):
+    reserved = master.reserve(2, [b"a", b"b"])
+    with pytest.raises(MasterRefused, match=f"position {position}"):
+        master.commit(2, reserved, failed=[position])
+    assert master.state.stats().reserved_bytes == 2 * GRANULE, "its writer may still write"
+    master.later(7.1)
+    assert master.state.stats().free_bytes == 4 * GRANULE
+    assert master.exist(2, [b"a", b"b"]) == [0, 0]
+
+
+@pytest.mark.parametrize("keys", [[], [b"a"], [b"a", b"b", b"c"]])
+def test_digests_without_as_many_keys_reserve_nothing(master, keys):
+    digests, sizes = object_digests("", [b"a", b"b"]), np.full(2, GRANULE, dtype="<u8").tobytes()
+    with pytest.raises(MasterRefused, match=f"{len(keys)} keys"):
+        master.ask(2, protocol.Reserve(digests=digests, keys=keys, sizes=sizes, if_exists="keep", avoid=[]))
+    stats = master.state.stats()
+    assert (stats.reservations, stats.free_bytes) == (0, 4 * GRANULE)
+
+
 def test_a_reservation_that_expired_cannot_be_committed(master):
     reserved = master.reserve(2, [b"a"])
     master.later(7.0)
@@ -129,6 +161,22 @@ def test_a_lease_that_is_renewed_outlives_its_time_and_one_that_is_not_does_not(
     assert master.state.stats().leases == 1
     assert master.release(2, kept) == protocol.Released(expired=False, broken=[])
     assert master.release(2, left).expired
+
+
+def test_a_heartbeat_is_told_of_leases_under_which_an_owner_was_lost_and_of_no_others(master):
+    master.mount(3, 4)
+    master.put(1, [b"a"])
+    master.put(3, [b"b"])
+    one, both, other = (master.locate(2, keys) for keys in ([b"a"], [b"a", b"b"], [b"b"]))
+    leases = [located.lease for located in (one, both, other)]
+    assert master.beat(2, leases).broken == []
+    master.mount(1, 4)  # again, which ends what it had
+    later = master.locate(2, [b"b"]).lease
+    told = master.beat(2, [*leases, later])
+    assert (told.broken, told.expired) == (leases[:2], [])
+    master.release(2, one)
+    master.mount(3, 4)
+    assert master.state.context.broken_leases == {both.lease, other.lease, later}
 
 
 def test_a_lease_of_another_client_can_neither_be_renewed_nor_ended(master):
@@ -159,7 +207,7 @@ def test_who_joins_again_has_left_before(master):
     stats = master.state.stats()
     assert (stats.capacity_bytes, stats.objects, stats.lost) == (2 * GRANULE, 0, 1)
     assert first.clients == stats.clients == 2
-    assert mounted.segment == 2
+    assert mounted.segment == 1
     assert master.release(2, located) == protocol.Released(expired=False, broken=[0])
 
 
@@ -209,8 +257,8 @@ def test_notices_are_repeated_until_they_are_confirmed(master):
     master.ask(2, protocol.Remove(digests=object_digests("", [b"b"])))
     notices = master.beat(1).notices
     assert keys_of(notices) == [b"a", b"b"]
-    assert keys_of(master.beat(1, seen=notices[0].number).notices) == [b"b"]
-    assert master.beat(1, seen=notices[1].number).notices == []
+    assert keys_of(master.beat(1, seen=notices[-1][0] - 1).notices) == [b"b"]
+    assert master.beat(1, seen=notices[-1][0]).notices == []
 
 
 def test_a_commit_brings_the_notices_of_what_was_evicted_for_it(master):

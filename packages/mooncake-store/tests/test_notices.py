@@ -1,20 +1,37 @@
 """Telling clients which of their values have gone, and in which order."""
 
+import struct
 import threading
 
 import msgspec
 import numpy as np
 import pytest
 
+from mooncake_store._core import tenant_keys
 from mooncake_store.keys import object_digests
 from mooncake_store.notices import Notices
-from mooncake_store.protocol import Notice
 
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def notice(number, key, tenant=""):
-    return Notice(number, object_digests(tenant, [key]), key)
+def stored(version, key, tenant=""):
+    """A record as core/records.hpp lays it out: a value of 8 bytes in the segment of who is told."""
+    extents = struct.pack("<QQQ", 1, 4096 * version, 8)
+    rest = struct.pack("<QdHHI", 8, 0.0, len(tenant), 0, len(key)) + extents + tenant.encode() + key
+    rest += bytes(-len(rest) % 8)
+    return struct.pack("<BBBBIQ", 1, 0, 0, 1, 32 + len(rest), version) + object_digests(tenant, [key]) + rest
+
+
+def gone(version, key, tenant="", tell=True):
+    return struct.pack("<BBBBIQ", 2, tell, 0, 0, 32, version) + object_digests(tenant, [key])
+
+
+def page(first, *frames):
+    return (first, b"".join(frames))
+
+
+def came_and_went(first, key, tenant=""):
+    return page(first, stored(first, key, tenant), gone(first, key, tenant))
 
 
 @pytest.fixture
@@ -28,12 +45,51 @@ def test_each_notice_is_handed_out_once_in_order_however_many_answers_carry_it(n
     told = []
     notices.on_evicted(told.append)
     notices.restart(9, cleared=False)
-    notices.accept(9, [notice(1, b"a"), notice(2, b"b")])
-    notices.accept(9, [notice(1, b"a"), notice(2, b"b"), notice(5, b"c")])
-    notices.accept(9, [notice(2, b"b")])
+    a, b, c = came_and_went(1, b"a"), came_and_went(3, b"b"), came_and_went(5, b"c")
+    notices.accept(9, [a, b])
+    notices.accept(9, [a, b, c])
+    notices.accept(9, [b])
     notices.flush(5.0)
     assert told == [[b"a", b"b"], [b"c"]]
-    assert notices.seen == 5
+    assert notices.seen == 6
+
+
+def test_a_writer_knows_the_keys_of_what_it_put_elsewhere(notices):
+    told = []
+    notices.on_evicted(told.append)
+    notices.restart(9, cleared=False)
+    notices.wrote(object_digests("", [b"a", b"b"]), [b"a", b"b"])
+    notices.accept(9, [page(1, gone(7, b"b"), gone(8, b"unknown"))])
+    notices.accept(9, [page(3, gone(9, b"b"))])
+    notices.flush(5.0)
+    assert told == [[b"b"]]
+
+
+def test_the_ledger_has_what_was_stored_and_has_not_gone(notices):
+    notices.restart(9, cleared=False)
+    notices.accept(9, [page(1, stored(1, b"a"), stored(2, b"b"), gone(1, b"a"))])
+    notices.accept(9, [page(4, stored(3, b"c"))])
+    (part,) = notices.parts()
+    assert [key for key, _ in tenant_keys(part, "", b"")] == [b"b", b"c"]
+    notices.restart(10, cleared=True)
+    assert list(notices.parts()) == []
+
+
+def test_what_comes_is_told_once_however_many_records_say_so_and_again_when_it_comes_back(notices):
+    told = []
+    notices.on_change(lambda changes: told.extend((change.stored, change.version) for change in changes))
+    notices.restart(9, cleared=False)
+    notices.accept(9, [page(1, stored(1, b"a"), stored(1, b"a"), stored(2, b"b"))])
+    notices.accept(9, [page(4, stored(1, b"a"), gone(1, b"a"), stored(1, b"a"), stored(1, b"a"))])
+    notices.flush(5.0)
+    assert told == [(True, 1), (True, 2), (False, 1), (True, 1)]
+
+
+def test_records_of_another_version_are_refused(notices):
+    notices.restart(9, cleared=False)
+    for bad in (b"x", b"\x07" + stored(1, b"a")[1:], stored(1, b"a")[:-8]):
+        with pytest.raises(ValueError, match="no records of this version"):
+            notices.accept(9, [page(1, bad)])
 
 
 def test_what_an_earlier_master_said_is_void(notices):
@@ -41,10 +97,10 @@ def test_what_an_earlier_master_said_is_void(notices):
     notices.on_evicted(told.append)
     notices.on_cleared(lambda: told.append("cleared"))
     notices.restart(1, cleared=False)
-    notices.accept(1, [notice(8, b"a")])
+    notices.accept(1, [came_and_went(8, b"a")])
     notices.restart(2, cleared=True)
-    notices.accept(1, [notice(9, b"late")])
-    notices.accept(2, [notice(1, b"b")])
+    notices.accept(1, [came_and_went(10, b"late")])
+    notices.accept(2, [came_and_went(1, b"b")])
     notices.flush(5.0)
     assert told == [[b"a"], "cleared", [b"b"]]
 
@@ -53,11 +109,11 @@ def test_keys_of_other_tenants_are_not_told(notices):
     told = []
     notices.on_evicted(told.append)
     notices.restart(1, cleared=False)
-    notices.accept(1, [notice(1, b"k", tenant="other"), notice(2, b"mine")])
-    notices.accept(1, [notice(3, b"k", tenant="other")])
+    notices.accept(1, [came_and_went(1, b"k", tenant="other"), came_and_went(3, b"mine")])
+    notices.accept(1, [came_and_went(5, b"k", tenant="other")])
     notices.flush(5.0)
     assert told == [[b"mine"]]
-    assert notices.seen == 3
+    assert notices.seen == 6
 
 
 def test_a_handler_that_fails_does_not_stop_the_others(notices, caplog):
@@ -65,8 +121,8 @@ def test_a_handler_that_fails_does_not_stop_the_others(notices, caplog):
     notices.on_evicted(lambda keys: 1 / 0)
     notices.on_evicted(told.extend)
     notices.restart(1, cleared=False)
-    notices.accept(1, [notice(1, b"a")])
-    notices.accept(1, [notice(2, b"b")])
+    notices.accept(1, [came_and_went(1, b"a")])
+    notices.accept(1, [came_and_went(3, b"b")])
     notices.flush(5.0)
     assert told == [b"a", b"b"]
     assert "ZeroDivisionError" in caplog.text
@@ -76,7 +132,7 @@ def test_a_handler_that_waits_for_its_own_put_is_left_behind_with_a_warning(noti
     release = threading.Event()
     notices.on_evicted(lambda keys: release.wait(20))
     notices.restart(1, cleared=False)
-    notices.accept(1, [notice(1, b"a")])
+    notices.accept(1, [came_and_went(1, b"a")])
     notices.flush(0.05)
     assert "has not returned within 0.05 s" in caplog.text
     release.set()

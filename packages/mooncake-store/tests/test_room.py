@@ -16,7 +16,6 @@ KIB, MIB = 1 << 10, 1 << 20
 def store(world, fast):
     engine = world.engine()
     made = world.store(engine, lend=MIB, config=msgspec.structs.replace(fast, put_wait_s=0.05))
-    made.engine = engine
     return made
 
 

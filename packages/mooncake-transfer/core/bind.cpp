@@ -36,13 +36,15 @@ const char* exception_name(Code code) {
       return "NoRoute";
     case Code::kIntegrity:
       return "IntegrityError";
+    case Code::kNoAnswer:
+      return "CallTimeout";
     default:
       return "TransferError";
   }
 }
 
 bool has_signal() {
-  nb::gil_scoped_acquire acquire;
+  GilHeld acquire;
   return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
 }
 

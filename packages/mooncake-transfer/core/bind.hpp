@@ -8,6 +8,7 @@
 #include "forks.hpp"
 #include "interrupt.hpp"
 #include "status.hpp"
+#include "support/gil.hpp"
 
 namespace mooncake {
 
@@ -34,7 +35,7 @@ class Interruptible {
   Interruptible& operator=(const Interruptible&) = delete;
 
  private:
-  nanobind::gil_scoped_release release_;
+  GilReleased release_;
 };
 
 inline void throw_if_interrupted() {
@@ -49,7 +50,7 @@ bool wait_interruptibly(double timeout_s, Wait&& wait) {
   for (;;) {
     bool done;
     {
-      nanobind::gil_scoped_release release;
+      GilReleased release;
       uint64_t slice = now_ns() + kSliceNs;
       done = wait(slice < deadline ? slice : deadline);
     }

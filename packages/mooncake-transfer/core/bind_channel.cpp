@@ -42,7 +42,7 @@ nb::object pop_event(double timeout_s, Pop&& pop) {
   Event event;
   bool found;
   {
-    nb::gil_scoped_release release;
+    GilReleased release;
     found = pop(deadline_after(timeout_s), &event);
   }
   return found ? to_tuple(event) : nb::none();
@@ -72,7 +72,7 @@ void notify(Channel& channel, uint64_t connection, const std::string& method, co
   {
     Interruptible released;
     status = channel.notify(connection, method, message, deadline_after(timeout_s));
-    if (status.code == Code::kTimeout) status.code = Code::kUnreachable;
+    if (status.code == Code::kTimeout) status.code = Code::kNoAnswer;
   }
   throw_if_interrupted();
   check(status);
@@ -87,13 +87,38 @@ nb::tuple call(Channel& channel, uint64_t connection, const std::string& method,
   {
     Interruptible released;
     status = channel.call(connection, method, request, deadline_after(timeout_s), &reply, &remote_error);
-    if (status.code == Code::kTimeout)
-      status.code = Code::kUnreachable;  // it may have been handled all the same
+    if (status.code == Code::kTimeout) status.code = Code::kNoAnswer;
   }
   throw_if_interrupted();
   check(status);
   bool failed = !remote_error.empty();
   return nb::make_tuple(failed, to_bytes(failed ? remote_error : reply));
+}
+
+void serve_compiled(Channel& channel, const std::string& method, const nb::object& capsule) {
+  auto* handler = static_cast<const mc_handler_v1*>(PyCapsule_GetPointer(capsule.ptr(), MC_HANDLER_CAPSULE));
+  if (handler == nullptr) {
+    PyErr_Clear();
+    throw nb::type_error("the handler is no PyCapsule named '" MC_HANDLER_CAPSULE "'");
+  }
+  if (handler->abi_major != MC_HANDLER_ABI_MAJOR || handler->struct_size < sizeof(mc_handler_v1)) {
+    throw nb::value_error(("the handler of '" + method + "' is of version " +
+                           std::to_string(handler->abi_major) + " of the ABI, this engine knows version 1")
+                              .c_str());
+  }
+  if (!channel.serve_compiled(method, handler)) {
+    throw nb::value_error(("method '" + method + "' already has a compiled handler").c_str());
+  }
+}
+
+nb::bytes hello_of(Channel& channel, uint64_t connection) {
+  std::string hello;
+  check(channel.hello_of(connection, &hello));
+  return to_bytes(hello);
+}
+
+nb::bytes certificate_of(Channel& channel, uint64_t connection) {
+  return to_bytes(channel.certificate_of(connection));
 }
 
 }  // namespace
@@ -124,10 +149,12 @@ void bind_channel(nb::module_& m) {
           },
           nb::arg("host"), nb::arg("port"), nb::arg("last_port") = 0)
       .def_prop_ro("port", &Channel::port)
+      .def("reserve", &Channel::reserve, nb::arg("method"))
+      .def("serve_compiled", &serve_compiled, nb::arg("method"), nb::arg("capsule"), nb::keep_alive<1, 3>())
       .def(
           "start", [](Channel& c, const nb::bytes& hello) { check(c.start(to_string(hello))); },
           nb::arg("hello"))
-      .def("close", &Channel::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &Channel::close, nb::call_guard<GilReleased>())
       .def("connect", &connect, nb::arg("host"), nb::arg("port"), nb::arg("timeout_s"),
            nb::sig("def connect(self, host: str, port: int, timeout_s: float) -> tuple[int, bytes]"))
       .def("call", &call, nb::arg("connection"), nb::arg("method"), nb::arg("body"), nb::arg("timeout_s"),
@@ -136,21 +163,17 @@ void bind_channel(nb::module_& m) {
       .def("notify", &notify, nb::arg("connection"), nb::arg("method"), nb::arg("body"), nb::arg("timeout_s"))
       .def("alive", &Channel::alive, nb::arg("connection"))
       .def("disconnect", &Channel::disconnect, nb::arg("connection"))
-      .def(
-          "hello_of",
-          [](Channel& c, uint64_t connection) {
-            std::string hello;
-            check(c.hello_of(connection, &hello));
-            return to_bytes(hello);
-          },
-          nb::arg("connection"))
+      .def("hello_of", &hello_of, nb::arg("connection"))
+      .def("certificate_of", &certificate_of, nb::arg("connection"))
       .def(
           "next_request",
-          [](Channel& c, double timeout_s) {
-            return pop_event(timeout_s, [&](uint64_t d, Event* e) { return c.next_request(d, e); });
+          [](Channel& c, double timeout_s, uint64_t after, bool own) {
+            return pop_event(timeout_s,
+                             [&](uint64_t d, Event* e) { return c.next_request(d, e, after, own); });
           },
-          nb::arg("timeout_s"),
-          nb::sig("def next_request(self, timeout_s: float) -> tuple[str, int, int, str, bytes] | None"))
+          nb::arg("timeout_s"), nb::arg("after") = 0, nb::arg("own") = false,
+          nb::sig("def next_request(self, timeout_s: float, after: int = 0, own: bool = False) -> "
+                  "tuple[str, int, int, str, bytes] | None"))
       .def(
           "next_event",
           [](Channel& c, double timeout_s) {

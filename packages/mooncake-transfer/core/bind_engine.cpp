@@ -86,7 +86,7 @@ std::shared_ptr<Region> register_region(Engine& engine, uint32_t kind, int devic
   std::shared_ptr<Region> region;
   Status status;
   {
-    nb::gil_scoped_release release;
+    GilReleased release;
     status = engine.register_region(memory, name, &region);
   }
   check(status);
@@ -99,7 +99,7 @@ Named grant(Engine& engine, const Region& region, const nb::bytes& key, uint32_t
   std::vector<DriverBlob> blobs;
   Status status;
   {
-    nb::gil_scoped_release release;  // a driver written in Python needs it
+    GilReleased release;  // a driver written in Python needs it
     status = engine.grant(region, raw, access, &blobs);
   }
   check(status);
@@ -165,7 +165,7 @@ using Order = std::tuple<uint64_t, uint64_t, std::string, std::string, nb::bytes
 std::vector<Order> fence_orders(Engine& engine, uint64_t epoch) {
   std::vector<LateWrites::Order> orders;
   {
-    nb::gil_scoped_release release;
+    GilReleased release;
     if (auto late = engine.late_writes_of(epoch)) orders = late->orders();
   }
   std::vector<Order> named;
@@ -178,12 +178,12 @@ void fenced(Engine& engine, uint64_t epoch, const std::vector<Order>& orders) {
   std::vector<LateWrites::Order> done;
   for (const auto& [way, failures, driver, device, token] : orders)
     done.push_back({way, failures, driver, device, to_string(token)});
-  nb::gil_scoped_release release;
+  GilReleased release;
   if (auto late = engine.late_writes_of(epoch)) late->fenced(done);
 }
 
 void fence_answered(Engine& engine, uint64_t epoch, const std::string& failure) {
-  nb::gil_scoped_release release;
+  GilReleased release;
   auto late = engine.late_writes_of(epoch);
   if (late) late->answered(failure.empty() ? Status{} : Status::error(Code::kUnreachable, failure));
 }
@@ -197,6 +197,16 @@ void fence(Engine& engine, const std::string& driver, const std::string& device,
     status = engine.fence(driver, device, bytes, deadline_after(timeout_s));
   }
   throw_if_interrupted();
+  check(status);
+}
+
+void enable_driver(Engine& engine, const std::string& name, bool enabled) {
+  require_origin(engine.origin());
+  Status status;
+  {
+    GilReleased release;
+    status = engine.enable_driver(name, enabled);
+  }
   check(status);
 }
 
@@ -234,6 +244,8 @@ const char* kind_of(Notice::Kind kind) {
   switch (kind) {
     case Notice::Kind::kRailFailed:
       return "rail failed";
+    case Notice::Kind::kRailUnused:
+      return "rail unused";
     case Notice::Kind::kBreakerOpened:
       return "breaker opened";
     case Notice::Kind::kRailRecovered:
@@ -251,7 +263,7 @@ nb::object next_notice(Engine& engine, double timeout_s) {
   Notice notice;
   bool found;
   {
-    nb::gil_scoped_release release;
+    GilReleased release;
     found = engine.notices().pop(deadline_after(timeout_s), &notice);
   }
   if (!found) return nb::none();
@@ -307,7 +319,7 @@ void bind_engine(nb::module_& m) {
            nb::arg("aging_s"))
       .def("set_numa_distances", &Engine::set_numa_distances, nb::arg("distances"))
       .def("start", [](Engine& e) { check(e.start()); })
-      .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &Engine::close, nb::call_guard<GilReleased>())
       .def("addresses",
            [](Engine& e) {
              std::vector<DriverBlob> blobs;
@@ -343,6 +355,7 @@ void bind_engine(nb::module_& m) {
            "Ends what a notice `fence` asked for; without a failure it has been done.")
       .def("fence", &fence, nb::arg("driver"), nb::arg("device"), nb::arg("token"), nb::arg("timeout_s"),
            "For a peer: ends what the token names.")
+      .def("enable_driver", &enable_driver, nb::arg("name"), nb::arg("enabled"))
       .def("rails", &rails, nb::sig("def rails(self) -> list[dict[str, object]]"))
       .def("stats", &stats, nb::sig("def stats(self) -> dict[str, dict[str, int]]"));
 }

@@ -61,7 +61,7 @@ struct Command {
   std::vector<mc_op> ops;
 };
 
-DriverStatus gone() { return driver::failed(MC_CLOSED, "the driver's thread has ended"); }
+DriverStatus thread_gone() { return driver::failed(MC_CLOSED, "the driver's thread has ended"); }
 
 // One endpoint. Its methods are those that driver::Table wants; what Python uses is below them. Thread-safe.
 class Mailbox {
@@ -103,6 +103,7 @@ class Mailbox {
   void disconnect(mc_handle connection) {
     std::lock_guard lock(mutex_);
     --connections_;
+    late_.erase(connection);
     (void)post(named("disconnect", connection));
   }
   DriverStatus register_memory(const mc_memory& memory, mc_handle* registered) {
@@ -182,6 +183,21 @@ class Mailbox {
     (void)post(named("cancel", cookie));
   }
 
+  DriverStatus read_late(mc_handle connection, void* token, size_t* length) const {
+    std::lock_guard lock(mutex_);
+    auto found = late_.find(connection);
+    if (found != late_.end())
+      return driver::copy_out(found->second.data(), found->second.size(), token, length);
+    *length = 0;
+    return {};
+  }
+  DriverStatus ask_to_fence(const void* token, size_t length, uint64_t deadline_ns) {
+    Command command = named("fence", 0);
+    command.number = deadline_ns;
+    command.blob.assign(static_cast<const char*>(token), length);
+    return ask(std::move(command), deadline_ns + slack_ns(), nullptr);
+  }
+
   // ---- for Python
 
   DriverStatus open(std::string address, const mc_caps& caps) {
@@ -210,6 +226,15 @@ class Mailbox {
     answer.payload = std::move(payload);
     answered_.notify_all();
   }
+  // Empty: nothing can land any more.
+  void set_late(uint64_t connection, std::string token) {
+    std::lock_guard lock(mutex_);
+    if (token.empty()) {
+      late_.erase(connection);
+    } else {
+      late_[connection] = std::move(token);
+    }
+  }
   void finish(std::vector<Completion>& finished) { completions_.push(finished); }
   void count_refusal() {
     std::lock_guard lock(mutex_);
@@ -226,7 +251,7 @@ class Mailbox {
   }
   // With the lock held.
   DriverStatus post(Command command) {
-    if (closed_) return gone();
+    if (closed_) return thread_gone();
     commands_.push_back(std::move(command));
     changed_.notify_all();
     return {};
@@ -253,6 +278,7 @@ class Mailbox {
   std::condition_variable answered_;  // for who asks
   std::vector<Command> commands_;
   std::map<uint64_t, std::string> blobs_;
+  std::map<uint64_t, std::string> late_;  // tokens by connection
   bool woken_ = false;
   bool closed_ = false;
   uint32_t connections_ = 0;
@@ -273,17 +299,28 @@ std::string text_of(const nb::python_error& error) {
   return text + ": " + nb::cast<std::string>(said);
 }
 
-// A number of its own for each driver, because a table's open() says nothing of whose it is.
-template <size_t N>
+// A number of its own for each driver, because a table's open() says nothing of whose it is. A driver that
+// does not fence has neither function in its table, which is a promise.
+template <size_t N, bool kFences>
 class Numbered : public Mailbox {
  public:
+  DriverStatus late_writes(mc_handle connection, void* token, size_t* length) const
+    requires kFences
+  {
+    return read_late(connection, token, length);
+  }
+  DriverStatus fence(const void* token, size_t length, uint64_t deadline_ns)
+    requires kFences
+  {
+    return ask_to_fence(token, length, deadline_ns);
+  }
   static DriverStatus open(const mc_option* options, size_t count, std::shared_ptr<Numbered>& endpoint) {
-    nb::gil_scoped_acquire acquire;
+    GilHeld acquire;
     auto made = std::make_shared<Numbered>();
     try {
       nb::dict given;
       for (size_t i = 0; i < count; ++i) given[options[i].name] = options[i].value;
-      (*factories[N])(std::static_pointer_cast<Mailbox>(made), given);
+      call_python(*factories[N], nb::make_tuple(std::static_pointer_cast<Mailbox>(made), given));
     } catch (nb::python_error& error) {
       return driver::failed(MC_UNSUPPORTED, text_of(error));
     }
@@ -292,14 +329,14 @@ class Numbered : public Mailbox {
   }
 };
 
-template <size_t... N>
+template <bool kFences, size_t... N>
 const mc_driver_v1* table_number(size_t number, const char* name, std::index_sequence<N...>) {
   const mc_driver_v1* found = nullptr;
-  ((number == N ? void(found = driver::Table<Numbered<N>>::make(name)) : void()), ...);
+  ((number == N ? void(found = driver::Table<Numbered<N, kFences>>::make(name)) : void()), ...);
   return found;
 }
 
-nb::capsule python_driver(const std::string& name, nb::object factory) {
+nb::capsule python_driver(const std::string& name, nb::object factory, bool fences) {
   static std::map<std::string, size_t> numbers;
   auto [place, is_new] = numbers.try_emplace(name, numbers.size());
   if (place->second >= kDrivers) {
@@ -311,8 +348,9 @@ nb::capsule python_driver(const std::string& name, nb::object factory) {
   if (slot == nullptr) slot = new nb::object;
   *slot = std::move(factory);
   // The table keeps the pointer: a name in a map's node stays where it is.
-  const mc_driver_v1* table =
-      table_number(place->second, place->first.c_str(), std::make_index_sequence<kDrivers>{});
+  std::make_index_sequence<kDrivers> all;
+  const mc_driver_v1* table = fences ? table_number<true>(place->second, place->first.c_str(), all)
+                                     : table_number<false>(place->second, place->first.c_str(), all);
   return nb::capsule(table, MC_DRIVER_CAPSULE);
 }
 
@@ -349,7 +387,7 @@ nb::tuple row_of(const Command& command) {
 nb::list take(Mailbox& mailbox, double timeout_s) {
   std::vector<Command> taken;
   {
-    nb::gil_scoped_release release;
+    GilReleased release;
     taken = mailbox.take(timeout_s);
   }
   nb::list rows;
@@ -399,6 +437,13 @@ void bind_python_driver(nb::module_& m) {
                "list[tuple[int, int, int, int, int, int, int, int]] | None]]"),
            "Kind, answer, handle, other handle, number, length, key, blob, memory and operations of each.")
       .def("wake", &Mailbox::wake)
+      .def(
+          "set_late_writes",
+          [](Mailbox& mailbox, uint64_t connection, const nb::bytes& token) {
+            mailbox.set_late(connection, to_string(token));
+          },
+          nb::arg("connection"), nb::arg("token"),
+          "What may still carry bytes of a connection's writes that are over; empty: nothing.")
       .def("count_refusal", &Mailbox::count_refusal)
       .def("finish", &finish, nb::arg("rows"), "Cookie, bytes, opcode, status and reason of operations.")
       .def(
@@ -408,7 +453,7 @@ void bind_python_driver(nb::module_& m) {
             mailbox.give(*answer, static_cast<mc_status>(code), reason, to_string(payload));
           },
           nb::arg("answer"), nb::arg("code"), nb::arg("reason"), nb::arg("payload"));
-  m.def("python_driver", &python_driver, nb::arg("name"), nb::arg("factory"),
+  m.def("python_driver", &python_driver, nb::arg("name"), nb::arg("factory"), nb::arg("fences"),
         "The function table of a driver whose endpoints `factory(mailbox, options)` makes.");
 }
 

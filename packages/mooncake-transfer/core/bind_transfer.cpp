@@ -2,6 +2,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
 
@@ -52,7 +53,7 @@ void init_blocks(Handle* self, std::shared_ptr<Engine> engine, bool write, std::
     if (count < 256) {
       status = Plan::of_blocks(rows, count, bounds, &plan);
     } else {
-      nb::gil_scoped_release release;
+      GilReleased release;
       status = Plan::of_blocks(rows, count, bounds, &plan);
     }
   }
@@ -96,7 +97,8 @@ std::shared_ptr<Message> message_of(const nb::object& given) {
 }
 
 nb::object post(nb::handle_t<Handle> object, const std::optional<std::string>& priority,
-                const nb::object& deadline_s, const nb::object& notify, uint64_t stream, uint64_t held) {
+                const nb::object& deadline_s, const nb::object& notify, uint64_t stream, uint64_t held,
+                const std::vector<std::string>& drivers, uint32_t attempts) {
   Handle& self = nb::cast<Handle&>(object);
   require_origin(self.engine->origin());
   PostOptions options;
@@ -105,24 +107,31 @@ nb::object post(nb::handle_t<Handle> object, const std::optional<std::string>& p
   if (!notify.is_none()) options.message = message_of(notify);
   options.stream = reinterpret_cast<void*>(stream);
   options.held = held;
+  options.drivers = drivers;
+  options.attempts = attempts;
   Status status;
   if (self.transfer->plan.bytes() <= kBriefBytes) {
     status = self.engine->post(self.transfer, options);
   } else {
-    nb::gil_scoped_release release;
+    GilReleased release;
     status = self.engine->post(self.transfer, options);
   }
   check(status);
   return nb::borrow(object);
 }
 
+// "write to region 'kv' of host:port did not finish within 2 s: ..."
+std::string overdue(Handle& self, double timeout_s) {
+  char limit[32];
+  snprintf(limit, sizeof(limit), "%g", timeout_s);
+  return self.transfer->label() + " did not finish within " + limit +
+         " s: " + self.engine->explain(*self.transfer);
+}
+
 // Cancels a transfer whose time is up; false when even then a driver does not let go of the memory.
 bool give_up(Handle& self, double timeout_s) {
   Transfer& t = *self.transfer;
-  char limit[32];
-  snprintf(limit, sizeof(limit), "%g", timeout_s);
-  Status late = Status::error(
-      Code::kTimeout, t.label() + " did not finish within " + limit + " s: " + self.engine->explain(t));
+  Status late = Status::error(Code::kTimeout, overdue(self, timeout_s));
   return wait_interruptibly(kCancelGraceS, [&](uint64_t deadline) {
     // Again each time: an operation may just have moved to another driver.
     self.engine->cancel(t, late);
@@ -140,7 +149,7 @@ void wait(Handle& self, const nb::object& timeout_s) {
     bool ended = wait_interruptibly(limit, [&](uint64_t deadline) { return self.engine->wait(t, deadline); });
     // Whoever saw its region idle may expect it to be done.
     if (!ended && t.finishing) {
-      nb::gil_scoped_release release;
+      GilReleased release;
       ended = t.wait_until(deadline_after(kCancelGraceS));
     }
     if (!ended && !give_up(self, limit)) {
@@ -178,7 +187,7 @@ bool done(Handle& self) {
   if (self.transfer->plan.bytes() <= kBriefBytes) {
     self.engine->progress();
   } else {
-    nb::gil_scoped_release release;
+    GilReleased release;
     self.engine->progress();
   }
   return self.transfer->done();
@@ -188,7 +197,7 @@ void cancel(Handle& self) {
   Transfer& t = *self.transfer;
   if (t.done()) return;
   require_origin(self.engine->origin());
-  nb::gil_scoped_release release;
+  GilReleased release;
   self.engine->cancel(t, Status::error(Code::kCancelled, t.label() + " was cancelled"));
 }
 
@@ -237,7 +246,7 @@ nb::tuple call_peer(Handle& self, uint64_t ticket, uint64_t connection, const st
   std::string request = to_string(body), reply, remote_error;
   Status status;
   {
-    nb::gil_scoped_release release;
+    GilReleased release;
     asking = &self;
     asking_ticket = ticket;
     interrupted = &is_unwanted;
@@ -245,10 +254,18 @@ nb::tuple call_peer(Handle& self, uint64_t ticket, uint64_t connection, const st
     status = channel.call(connection, method, request, deadline_after(timeout_s), &reply, &remote_error);
     interrupted = nullptr;
   }
-  if (status.code == Code::kTimeout) status.code = Code::kUnreachable;
+  if (status.code == Code::kTimeout) status.code = Code::kNoAnswer;
   check(status);
   bool failed = !remote_error.empty();
   return nb::make_tuple(failed, to_bytes(failed ? remote_error : reply));
+}
+
+// What hindered a comparison, by the name of its exception.
+Code code_of_check(const std::string& error) {
+  if (error == "PeerUnreachable") return Code::kUnreachable;
+  if (error == "CallTimeout") return Code::kNoAnswer;
+  if (error == "RegionRefused") return Code::kRefused;
+  return Code::kIntegrity;
 }
 
 void signal_when_done(Handle& self, int fd) {
@@ -271,34 +288,38 @@ void bind_transfer(nb::module_& m) {
       .def(
           "launch", &post, nb::kw_only(), nb::arg("priority") = nb::none(),
           nb::arg("deadline_s") = nb::none(), nb::arg("notify") = nb::none(), nb::arg("stream") = 0,
-          nb::arg("held") = 0,
+          nb::arg("held") = 0, nb::arg("drivers") = std::vector<std::string>{}, nb::arg("attempts") = 0,
           nb::sig("def launch(self, *, priority: str | None = None, deadline_s: float | None = None, notify: "
-                  "tuple[str, bytes] | None = None, stream: int = 0, held: int = 0) -> Transfer"))
+                  "tuple[str, bytes] | None = None, stream: int = 0, held: int = 0, drivers: Sequence[str] = "
+                  "(), attempts: int = 0) -> Transfer"))
       .def("wait", &wait, nb::arg("timeout_s") = nb::none(),
            nb::sig("def wait(self, timeout_s: float | None = None) -> None"))
+      .def("overdue", &overdue, nb::arg("timeout_s"), nb::call_guard<GilReleased>(),
+           "What to say of it when it is not done after so long: peer, region and cause.")
       .def("done", &done)
       .def("cancel", &cancel)
       .def("signal_when_done", &signal_when_done, nb::arg("event_fd"))
       .def(
           "release",
-          [](Handle& self, uint64_t ticket, nb::bytes failure) {
+          [](Handle& self, uint64_t ticket, nb::bytes failure, const std::string& error) {
             Status status;
-            if (failure.size() != 0) status = Status::error(Code::kIntegrity, to_string(failure));
-            nb::gil_scoped_release release;
+            if (failure.size() != 0) status = Status::error(code_of_check(error), to_string(failure));
+            GilReleased release;
             self.engine->release(*self.transfer, ticket, status);
           },
-          nb::arg("ticket"), nb::arg("failure"))
+          nb::arg("ticket"), nb::arg("failure"), nb::arg("error"),
+          "End the held run: well when `failure` is empty, otherwise with that exception of _errors.")
       .def(
           "begin_check",
           [](Handle& self, uint64_t ticket) { return self.engine->begin_check(*self.transfer, ticket); },
-          nb::arg("ticket"), nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("ticket"), nb::call_guard<GilReleased>())
       .def(
           "end_check", [](Handle& self, uint64_t ticket) { self.engine->end_check(*self.transfer, ticket); },
-          nb::arg("ticket"), nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("ticket"), nb::call_guard<GilReleased>())
       .def(
           "wants_check",
           [](Handle& self, uint64_t ticket) { return self.engine->wants_check(*self.transfer, ticket); },
-          nb::arg("ticket"), nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("ticket"), nb::call_guard<GilReleased>())
       .def("call_peer", &call_peer, nb::arg("ticket"), nb::arg("connection"), nb::arg("method"),
            nb::arg("body"), nb::arg("timeout_s"),
            nb::sig("def call_peer(self, ticket: int, connection: int, method: str, body: bytes, "

@@ -20,6 +20,11 @@ std::chrono::steady_clock::time_point time_point(uint64_t deadline_ns) {
   return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns));
 }
 
+// How long an answer, and the next request of a peer that has just been answered, are polled for: somewhat
+// longer than a peer takes to wake up and answer.
+constexpr uint64_t kAnswerNs = 150'000;
+constexpr uint64_t kNextRequestNs = 100'000;
+
 Status gone() { return Status::error(Code::kUnreachable, "the connection to the peer has ended"); }
 
 std::string mib(size_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
@@ -28,19 +33,25 @@ std::string mib(size_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
 // ---- queues
 
-void Channel::Queue::push(Event event) {
+void Channel::Queue::push(Event event, bool own) {
   std::lock_guard lock(mutex_);
   if (closed_) return;
-  events_.push_back(std::move(event));
+  (own ? own_ : events_).push_back(std::move(event));
+  waiting_ = events_.size() + own_.size();
   ready_.notify_one();
+  if (own) own_ready_.notify_one();  // whoever of the two is first
 }
 
-bool Channel::Queue::pop(uint64_t deadline_ns, Event* event) {
+bool Channel::Queue::pop(uint64_t deadline_ns, Event* event, bool own) {
   std::unique_lock lock(mutex_);
-  ready_.wait_until(lock, time_point(deadline_ns), [&] { return closed_ || !events_.empty(); });
-  if (events_.empty()) return false;
-  *event = std::move(events_.front());
-  events_.pop_front();
+  auto any = [&] { return !own_.empty() || (!own && !events_.empty()); };
+  (own ? own_ready_ : ready_).wait_until(lock, time_point(deadline_ns), [&] { return closed_ || any(); });
+  if (!any()) return false;
+  // The others first: the engine's own have a thread that takes nothing else.
+  auto& from = own || events_.empty() ? own_ : events_;
+  *event = std::move(from.front());
+  from.pop_front();
+  waiting_ = events_.size() + own_.size();
   return true;
 }
 
@@ -48,12 +59,15 @@ void Channel::Queue::close() {
   std::lock_guard lock(mutex_);
   closed_ = true;
   events_.clear();
+  own_.clear();
+  waiting_ = 0;
   ready_.notify_all();
+  own_ready_.notify_all();
 }
 
 size_t Channel::Queue::size() {
   std::lock_guard lock(mutex_);
-  return events_.size();
+  return events_.size() + own_.size();
 }
 
 // ---- life
@@ -157,7 +171,7 @@ Status Channel::secure(Link& link, const std::string& host, uint64_t deadline_ns
     if (io == Link::Io::kEnded) return why;
     pollfd waiting{link.fd, static_cast<short>(link.wants_write ? POLLOUT : POLLIN), 0};
     uint64_t until = slice_until(deadline_ns);
-    bool ready = poll(&waiting, 1, poll_timeout_ms(until)) > 0;
+    bool ready = ::poll(&waiting, 1, poll_timeout_ms(until)) > 0;
     if (!ready && (now_ns() >= deadline_ns || (interrupted != nullptr && interrupted())))
       return Status::error(Code::kTimeout, "the TLS handshake did not end in time");
   }
@@ -182,7 +196,10 @@ Status Channel::ask(const LinkPtr& link, uint8_t type, const std::string& method
   // When the connection broke, the loop finds out why and ends the call.
   bool waits = status.ok() || status.code == Code::kUnreachable;
   if (waits) {
-    bool done = wait_until(call->answered, lock, deadline_ns, [&] { return call->done; });
+    lock.unlock();
+    poll(link, kAnswerNs, [&] { return call->done.load(); });
+    lock.lock();
+    bool done = wait_until(call->answered, lock, deadline_ns, [&] { return call->done.load(); });
     status = done ? call->status : Status::error(Code::kTimeout, link->label + " gave no answer in time");
   }
   link->calls.erase(request);
@@ -233,8 +250,17 @@ Status Channel::hello_of(uint64_t connection, std::string* hello) {
   return {};
 }
 
-bool Channel::next_request(uint64_t deadline_ns, Event* event) {
-  if (!requests_.pop(deadline_ns, event)) return false;
+std::string Channel::certificate_of(uint64_t connection) {
+  LinkPtr link = find(connection);
+  if (!link) return {};
+  std::lock_guard lock(link->mutex);
+  return link->session ? link->session->peer_certificate() : std::string();
+}
+
+bool Channel::next_request(uint64_t deadline_ns, Event* event, uint64_t after, bool own) {
+  if (LinkPtr link = after != 0 && requests_.empty() ? find(after) : nullptr)
+    poll(link, kNextRequestNs, [this] { return !requests_.empty(); });
+  if (!requests_.pop(deadline_ns, event, own)) return false;
   taken(*event);
   return true;
 }
@@ -342,14 +368,18 @@ void Channel::settle(Link& link) {
   } else if (link.queued_messages <= limits_.queued_messages / 2 &&
              link.queued_bytes <= limits_.queued_bytes / 2 && waiting <= limits_.unsent_bytes / 2) {
     link.paused = false;
-    // The loop goes on: part of what follows may have been read already.
-    std::lock_guard lock(mutex_);
-    if (resumed_.empty()) [[maybe_unused]]
-      int ignored = eventfd_write(wake_fd_, 1);
-    resumed_.push_back(link.id);
+    resume(link);
   }
   if (waiting <= limits_.unsent_bytes / 2) link.room.notify_all();
   link.watch(epoll_fd_);
+}
+
+// The loop goes on reading: part of what follows may have been read already.
+void Channel::resume(const Link& link) {
+  std::lock_guard lock(mutex_);
+  if (resumed_.empty()) [[maybe_unused]]
+    int ignored = eventfd_write(wake_fd_, 1);
+  resumed_.push_back(link.id);
 }
 
 void Channel::lose(const LinkPtr& link, const Status& why) {

@@ -19,13 +19,16 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "descriptor.hpp"
 #include "forks.hpp"
 #include "link.hpp"
+#include "mooncake_handler.h"
 #include "notices.hpp"
 #include "socket.hpp"
+#include "spin.hpp"
 #include "status.hpp"
 #include "support/tls.hpp"
 
@@ -72,6 +75,11 @@ class Channel {
   Status listen(const std::string& host, uint16_t port, uint16_t last_port);
   uint16_t port() const { return port_; }
   const Origin& origin() const { return origin_; }
+  // Requests of this method are the engine's own: they have a thread that takes no others. Before start().
+  void reserve(const std::string& method) { own_methods_.insert(method); }
+  // Requests of this method are answered by this handler, which is the caller's and outlives the channel, as
+  // soon as they are read. False when the method has one.
+  bool serve_compiled(const std::string& method, const mc_handler_v1* handler);
   // Begins to accept; `hello` is what peers learn about this side.
   Status start(std::string hello);
   void close();
@@ -98,9 +106,13 @@ class Channel {
 
   // Answering side. Requests may be taken by several threads; everything else comes in order, for one thread.
   // A connection's kLost comes after all its requests have been answered.
+  // `after`, if not 0, is a connection whose last request this thread has just answered: its next one is
+  // polled for. `own`: only requests of reserved methods; the others are taken first where both wait.
+  bool next_request(uint64_t deadline_ns, Event* event, uint64_t after = 0, bool own = false);
   // What the peer at the other end of an incoming connection said in its hello.
   Status hello_of(uint64_t connection, std::string* hello);
-  bool next_request(uint64_t deadline_ns, Event* event);
+  // The certificate that this peer has shown, as DER; empty without TLS, and when the connection has ended.
+  std::string certificate_of(uint64_t connection);
   bool next_event(uint64_t deadline_ns, Event* event);
   // kInvalid: the body is over the limit, and the request still waits for an answer.
   Status reply(uint64_t connection, uint64_t request, bool failed, const std::string& body);
@@ -123,15 +135,19 @@ class Channel {
 
   class Queue {
    public:
-    void push(Event event);
-    bool pop(uint64_t deadline_ns, Event* event);
+    void push(Event event, bool own = false);
+    bool pop(uint64_t deadline_ns, Event* event, bool own = false);
     void close();
     size_t size();
+    bool empty() const { return waiting_.load(std::memory_order_relaxed) == 0; }
 
    private:
     std::mutex mutex_;
     std::condition_variable ready_;
+    std::condition_variable own_ready_;
     std::deque<Event> events_;
+    std::deque<Event> own_;           // those that the thread of the engine's own takes too
+    std::atomic<size_t> waiting_{0};  // the size of both, for a look without the lock
     bool closed_ = false;
   };
 
@@ -157,9 +173,25 @@ class Channel {
   Status ask(const LinkPtr& link, uint8_t type, const std::string& method, const std::string& body,
              uint64_t deadline_ns, std::string* reply, std::string* remote_error);
 
+  // By any thread, as long as it pays, until `done`.
+  void poll(const LinkPtr& link, uint64_t most_ns, const std::function<bool()>& done);
+  bool begin_to_poll(const LinkPtr& link);
+  void end_polling(const LinkPtr& link, bool goes_on);
+  bool read_while_polling(const LinkPtr& link);
+  bool take_frames(const LinkPtr& link, bool polling = false);
+  bool on_frame(const LinkPtr& link, const FrameHeader& header, std::string method, std::string body);
+  bool on_answer(const LinkPtr& link, const FrameHeader& header, std::string body);
+  static bool pollable(const Link& link, const FrameHeader& header);
+  const mc_handler_v1* compiled(const std::string& method);
+  bool answer_compiled(const mc_handler_v1& handler, const LinkPtr& link, uint64_t request,
+                       const std::string& body);
+  void resume(const Link& link);
+
   // Of the loop's thread only.
   void run();
   int wait_ms();
+  void look_out();
+  bool looks_out();
   void tick();
   void drop_silent_links();
   void watch_listener(bool watched);
@@ -170,10 +202,7 @@ class Channel {
   void refuse(const LinkPtr& link, const Status& why);
   void tell_refused(uint64_t connection, std::string text);
   void read_frames(const LinkPtr& link);
-  bool take_frames(const LinkPtr& link);
   bool admissible(const LinkPtr& link, const FrameHeader& header);
-  bool on_frame(const LinkPtr& link, const FrameHeader& header, std::string method, std::string body);
-  bool on_answer(const LinkPtr& link, const FrameHeader& header, std::string body);
   bool greet(const LinkPtr& link, const FrameHeader& header, std::string body);
   void drop(const LinkPtr& link, const Status& why);
 
@@ -185,6 +214,7 @@ class Channel {
   int wake_fd_ = -1;
   uint16_t port_ = 0;
   std::string hello_;
+  std::unordered_set<std::string> own_methods_;
   std::thread loop_;
   const pid_t owner_ = getpid();
   const Origin origin_;
@@ -197,6 +227,10 @@ class Channel {
   Queue events_;
   NoticeTokens tokens_;
   std::atomic<bool> expects_notices_{false};
+  std::atomic<bool> has_compiled_{false};
+  std::mutex compiled_mutex_;
+  std::unordered_map<std::string, const mc_handler_v1*> compiled_;
+  std::atomic<std::thread::id> loop_id_;
   std::mutex fetch_mutex_;  // held while it is called
   std::function<void()> fetch_;
 
@@ -206,6 +240,9 @@ class Channel {
   std::map<uint64_t, uint64_t> ungreeted_;  // link -> by when its hello must have come
   int refused_since_tick_ = 0;
   uint64_t next_tick_ns_ = 0;
+  SpinBudget spin_;               // of looking out for the next request that a compiled handler answers
+  uint64_t looked_ns_ = 0;        // when it last did
+  uint64_t look_until_ns_ = 0;    // 0 while it does not
   uint64_t accept_again_ns_ = 0;  // 0 while the listener is watched
 };
 

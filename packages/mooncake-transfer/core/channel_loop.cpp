@@ -18,8 +18,7 @@ namespace mooncake {
 namespace {
 
 constexpr size_t kReadChunk = 64 << 10;
-constexpr int kChunksPerTurn = 16;       // of one link, before the others get their turn
-constexpr size_t kKeptBuffer = 1 << 20;  // a larger one is given back once it is empty
+constexpr int kChunksPerTurn = 16;  // of one link, before the others get their turn
 constexpr uint32_t kMaxHello = 256 << 10;
 constexpr size_t kMaxReason = 500;
 constexpr size_t kMaxBacklog = 8192;  // events that nobody has taken yet, at which no one new is let in
@@ -54,6 +53,7 @@ std::string printable(const std::string& text) {
 void Channel::run() {
   epoll_event events[64];
   scratch_.resize(kReadChunk);
+  loop_id_ = std::this_thread::get_id();
   while (!closing_) {
     int count = epoll_wait(epoll_fd_, events, 64, wait_ms());
     for (int i = 0; i < count && !closing_; ++i) {
@@ -77,7 +77,7 @@ void Channel::run() {
   }
 }
 
-int Channel::wait_ms() { return again_.empty() ? poll_timeout_ms(next_tick_ns_) : 0; }
+int Channel::wait_ms() { return again_.empty() && !looks_out() ? poll_timeout_ms(next_tick_ns_) : 0; }
 
 void Channel::tick() {
   uint64_t now = now_ns();
@@ -242,6 +242,7 @@ void Channel::on_ready(const LinkPtr& link, uint32_t events) {
 }
 
 void Channel::read_frames(const LinkPtr& link) {
+  std::lock_guard reading(link->reading);
   for (int turn = 0; turn < kChunksPerTurn; ++turn) {
     if (!take_frames(link)) return;
     size_t bytes = 0;
@@ -268,15 +269,17 @@ void Channel::read_frames(const LinkPtr& link) {
   if (take_frames(link)) again_.push_back(link->id);
 }
 
-// Handles what is complete. False when there is nothing to read for now: the link was dropped or paused.
-bool Channel::take_frames(const LinkPtr& link) {
+// Handles what is complete. False when there is nothing to read for now: the link was dropped or paused, or
+// has something that only the loop may handle.
+bool Channel::take_frames(const LinkPtr& link, bool polling) {
   std::string& in = link->received;
   size_t used = 0;
   bool goes_on = true;
   while (goes_on && in.size() - used >= sizeof(FrameHeader)) {
     FrameHeader header;
     memcpy(&header, in.data() + used, sizeof(header));
-    if (!admissible(link, header)) return false;
+    goes_on = polling ? pollable(*link, header) : admissible(link, header);
+    if (!goes_on) break;
     size_t size = sizeof(header) + header.method_length + header.body_length;
     if (in.size() - used < size) break;
     std::string method = in.substr(used + sizeof(header), header.method_length);
@@ -322,6 +325,9 @@ bool Channel::on_frame(const LinkPtr& link, const FrameHeader& header, std::stri
   if (header.type == kTypeHello) return greet(link, header, std::move(body));
   if (header.type == kTypeRequest && give_token(link, header, method)) return true;
   if (header.type == kTypeNotify) fetch_notices();  // those that were delivered before it was sent go first
+  if (header.type == kTypeRequest) {
+    if (auto* handler = compiled(method)) return answer_compiled(*handler, link, header.request, body);
+  }
   std::lock_guard lock(link->mutex);
   if (link->closed) return false;
   if (header.type == kTypeNotify) {
@@ -330,7 +336,9 @@ bool Channel::on_frame(const LinkPtr& link, const FrameHeader& header, std::stri
     link->queued_messages += 1;
     link->queued_bytes += method.size() + body.size() + kEventOverhead;
     ++link->open_requests;
-    requests_.push({Event::Kind::kRequest, link->id, header.request, std::move(method), std::move(body)});
+    bool own = own_methods_.count(method) != 0;
+    requests_.push({Event::Kind::kRequest, link->id, header.request, std::move(method), std::move(body)},
+                   own);
   }
   settle(*link);
   return !link->paused;

@@ -36,7 +36,8 @@ bool Channel::notified(uint64_t connection, uint64_t* count) {
   if (!link) return false;
   std::lock_guard lock(link->mutex);
   *count = link->notified;
-  return !link->closed && link->waiting_bytes() == 0;
+  // One that ends may be there a while longer, until the loop drops it.
+  return !link->closed && link->ended.empty() && link->waiting_bytes() == 0;
 }
 
 // ---- receiving

@@ -1,4 +1,7 @@
 // From queues to drivers and back: cutting, choosing rails, completions, failures.
+#include <sched.h>
+#include <time.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -8,11 +11,11 @@ namespace mooncake {
 
 namespace {
 
-constexpr size_t kTurnSlices = 16;           // of one transfer before the next one's turn ...
-constexpr uint64_t kTurnBytes = 4u << 20;    // ... or so many bytes
-constexpr uint64_t kProbeBytes = 64u << 10;  // a slow rail shall not hold up a transfer by much
+constexpr size_t kTurnSlices = 16;         // of one transfer before the next one's turn ...
+constexpr uint64_t kTurnBytes = 4u << 20;  // ... or so many bytes
 constexpr uint64_t kRetryDelayNs = 20'000'000;
 constexpr uint64_t kStallNs = 1'000'000;
+constexpr size_t kVeryLongList = 10'000;  // blocks, which take milliseconds
 
 bool may_go_elsewhere(Code code) {
   return code == Code::kUnreachable || code == Code::kUnsupported || code == Code::kIo ||
@@ -30,20 +33,27 @@ Status outcome(const mc_completion& completion, uint64_t length) {
   return Status::error(code_of(completion.status), reason.empty() ? "no reason given" : reason);
 }
 
-constexpr uint64_t bit(size_t rail) { return uint64_t{1} << rail; }
+// The rest of a long list takes a while. Whoever the first bytes have woken on this core shall not wait so
+// long: another thread of ours, or the peer on the same host. A thread that only yields may be chosen again
+// at once and then keep the core for a whole slice of it (2.8 ms); one that sleeps is not, for 50 us or so
+// that a very long list does not notice.
+void let_others_run(size_t blocks) {
+  if (blocks < kVeryLongList) {
+    sched_yield();
+    return;
+  }
+  timespec nap{0, 1};
+  nanosleep(&nap, nullptr);
+}
 
 }  // namespace
 
 // ---- posting
 
 Status Engine::begin(Transfer& t, const PostOptions& options) {
-  uint64_t allowed = t.rails;
-  if (options.stream != nullptr && (allowed = with_streams(t)) == 0) {
-    return Status::error(Code::kNoRoute,
-                         t.label() +
-                             ": no driver of these regions follows device streams; post it without, or "
-                             "use memory of a device whose driver does");
-  }
+  uint64_t allowed = 0;
+  Status chosen = choose(t, options, &allowed);
+  if (!chosen.ok()) return chosen;
   if (!t.begin(options)) {
     return Status::error(Code::kInvalid, t.label() + " is running already; wait for it, or prepare another");
   }
@@ -107,6 +117,7 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
   }
   for (const auto& done : ended) end(*done, now_ns());
   if (batch.count != 0) submit(batch);
+  if (!whole && batch.count == kBatch) let_others_run(t.plan.size());
   progress();
   if (t.state() != Transfer::State::kRunning) return {};
   // Small things are left to whoever waits for them; the rest must not depend on anybody's waiting.
@@ -119,16 +130,6 @@ Status Engine::post(const std::shared_ptr<Transfer>& transfer, const PostOptions
     kick();
   }
   return {};
-}
-
-uint64_t Engine::with_streams(const Transfer& t) const {
-  uint64_t found = 0;
-  const auto& rails = t.remote->peer()->rails();
-  for (uint64_t m = t.rails; m != 0; m &= m - 1) {
-    size_t r = static_cast<size_t>(__builtin_ctzll(m));
-    if ((*endpoints_)[rails[r]->endpoint]->follows_streams()) found |= bit(r);
-  }
-  return found;
 }
 
 void Engine::enqueue(std::shared_ptr<Transfer> transfer) {
@@ -273,12 +274,7 @@ Engine::Cut Engine::cut_into(Transfer& t, Batch& batch) {
       return Cut::kFailed;
     }
     if (found == Pick::kNone) {
-      std::string said = t.attempts();
-      t.note_failure(Status::error(Code::kNoRoute,
-                                   "no driver does the " + t.label() + (said.empty() ? "" : ": " + said)));
-      t.cancelled = true;
-      drop_rest(t);
-      drop_notice(t);
+      give_up_without_route(t);
       return Cut::kFailed;
     }
     const Rail& way = *peer.rails()[rail];
@@ -339,11 +335,7 @@ Engine::Cut Engine::retry_into(Peer& peer, Batch& batch, std::vector<std::shared
       bool running = !t.cancelled && !closing_;
       if (running && slice.tried != 0 && reroute(slice, Code::kUnreachable)) continue;
       if (!t.cancelled) {
-        t.note_failure(
-            Status::error(Code::kNoRoute, "no driver does the " + t.label() + ": " + t.attempts()));
-        t.cancelled = true;
-        drop_rest(t);
-        drop_notice(t);
+        give_up_without_route(t);
       }
       free_slice(slice);
       --t.live;
@@ -358,107 +350,6 @@ Engine::Cut Engine::retry_into(Peer& peer, Batch& batch, std::vector<std::shared
     place(slice, rail, batch);
   }
   return Cut::kExhausted;
-}
-
-// ---- choosing a rail
-
-Engine::Pick Engine::pick(Transfer& t, uint64_t tried, uint64_t bytes, uint64_t now, size_t* rail,
-                          bool* probe) {
-  const auto& rails = t.remote->peer()->rails();
-  uint64_t usable = t.allowed & t.remote->rails() & ~tried;
-  if (usable == 0) return Pick::kNone;
-  if (t.opcode == MC_WRITE && t.remote->peer()->late()->any()) [[unlikely]] {
-    if (Pick found = behind_fence(t, now, &usable); found != Pick::kRail) return found;
-  }
-  if ((usable & (usable - 1)) == 0) {
-    *rail = static_cast<size_t>(__builtin_ctzll(usable));
-    return rails[*rail]->room(bytes) ? Pick::kRail : Pick::kFull;
-  }
-  uint64_t resting = 0;
-  size_t first_up = 0;
-  uint64_t earliest = ~uint64_t{0};
-  for (uint64_t left = usable; left != 0;) {
-    // One tier after another: a slower driver is no help while a faster one works.
-    size_t lead = static_cast<size_t>(__builtin_ctzll(left));
-    uint64_t tier = 0;
-    for (size_t r = lead; r < rails.size() && rails[r]->tier == rails[lead]->tier; ++r) tier |= left & bit(r);
-    left &= ~tier;
-    for (uint64_t m = tier; m != 0; m &= m - 1) {
-      size_t r = static_cast<size_t>(__builtin_ctzll(m));
-      uint64_t until = rails[r]->paused_until_ns();
-      if (until <= now) continue;
-      resting |= bit(r);
-      if (until < earliest) {
-        earliest = until;
-        first_up = r;
-      }
-    }
-    if ((tier & ~resting) != 0) return best_of_tier(t, tier & ~resting, bytes, rail, probe);
-  }
-  // All are paused; the one whose pause ends first is the likeliest to work, and an answer is due now.
-  *rail = first_up;
-  return rails[first_up]->room(bytes) ? Pick::kRail : Pick::kFull;
-}
-
-Engine::Pick Engine::best_of_tier(const Transfer& t, uint64_t candidates, uint64_t bytes, size_t* rail,
-                                  bool* probe) {
-  const auto& rails = t.remote->peer()->rails();
-  if ((candidates & (candidates - 1)) == 0) {
-    *rail = static_cast<size_t>(__builtin_ctzll(candidates));
-    return rails[*rail]->room(bytes) ? Pick::kRail : Pick::kFull;
-  }
-  ++picks_;
-  *probe = policy_.probe_every != 0 && picks_ % policy_.probe_every == 0;
-  size_t turn = policy_.probe_every == 0
-                    ? 0
-                    : picks_ / policy_.probe_every % static_cast<size_t>(__builtin_popcountll(candidates));
-  double fastest = 0;
-  for (uint64_t m = candidates; m != 0; m &= m - 1)
-    fastest = std::max(fastest, rails[static_cast<size_t>(__builtin_ctzll(m))]->bandwidth());
-  double best_time = 0;
-  bool found = false;
-  for (uint64_t m = candidates; m != 0; m &= m - 1) {
-    size_t r = static_cast<size_t>(__builtin_ctzll(m));
-    const Rail& way = *rails[r];
-    if (*probe && turn-- == 0 && way.room(bytes)) {
-      *rail = r;
-      return Pick::kRail;
-    }
-    if (!way.room(bytes) || way.bandwidth() * policy_.slow_ratio < fastest) continue;
-    double distance = numa_.penalty((*endpoints_)[way.endpoint]->numa_node(), t.local->numa_node);
-    // Ties are broken by what is in flight in operations of any size; a nominal slice makes idle rails
-    // differ.
-    double time = way.predict(std::max(bytes, policy_.slice_bytes)) * distance;
-    if (!found || time < best_time) {
-      found = true;
-      best_time = time;
-      *rail = r;
-    }
-  }
-  *probe = false;
-  return found ? Pick::kRail : Pick::kFull;
-}
-
-uint64_t Engine::slice_limit(const Transfer& t, const Rail& way, bool probe, uint64_t* hard) const {
-  uint64_t max_op = (*endpoints_)[way.endpoint]->caps().max_op_bytes;
-  // A slice may have to go elsewhere, so it must suit every rail it could take.
-  const auto& rails = t.remote->peer()->rails();
-  uint64_t mates = 0;
-  uint64_t alignment = 1;
-  for (uint64_t m = t.rails; m != 0; m &= m - 1) {
-    const Rail& other = *rails[static_cast<size_t>(__builtin_ctzll(m))];
-    uint64_t limit = (*endpoints_)[other.endpoint]->caps().max_op_bytes;
-    if (limit != 0) max_op = max_op == 0 ? limit : std::min(max_op, limit);
-    mates += other.tier == way.tier;
-    alignment = std::max<uint64_t>(alignment, (*endpoints_)[other.endpoint]->caps().alignment);
-  }
-  // Alone, a rail gets pieces large enough to be no burden and small enough to share it fairly.
-  uint64_t limit = mates > 1 ? policy_.slice_bytes : std::max(policy_.slice_bytes, way.max_bytes() / 4);
-  if (probe) limit = std::min(limit, kProbeBytes);
-  // Where a block is cut, the next slice begins.
-  auto aligned = [&](uint64_t bytes) { return std::max(bytes / alignment * alignment, alignment); };
-  *hard = aligned(max_op == 0 ? ~uint64_t{0} : max_op);
-  return std::min(aligned(limit), *hard);
 }
 
 // ---- slices
@@ -487,12 +378,13 @@ bool Engine::place(Slice& slice, size_t rail, Batch& batch) {
   Peer& peer = *t.remote->peer();
   Rail& way = *peer.rails()[rail];
   slice.rail = static_cast<uint32_t>(rail);
-  slice.tried |= bit(rail);
+  slice.tried |= rail_bit(rail);
   slice.submitted_ns = batch.now_ns;
   Status status = t.remote->handle(rail, &slice.op.connection, &slice.op.remote);
   if (!status.ok()) {
     t.note_attempt(status.reason);
     way.failed(slice.submitted_ns, status.reason, policy_);
+    tell_unused(*t.remote, rail, status);
     if (status.code == Code::kUnsupported) t.remote->rule_out(rail);
     peer.queue.retries.push_back(&slice);
     drop_notice(t);
@@ -501,6 +393,7 @@ bool Engine::place(Slice& slice, size_t rail, Batch& batch) {
   if (t.options.message) follow(slice, batch);
   slice.op.local = t.local->handles[way.endpoint];
   slice.queued = way.begin(slice.op.length);
+  ++peer.queue.placed;
   slice.with_driver = true;
   slices_.issue(slice, way.endpoint);
   batch.endpoint = way.endpoint;
@@ -537,7 +430,7 @@ void Engine::submit(Batch& batch) {
       peer.rails()[slice.rail]->end(slice.op.length);
       slice.with_driver = false;
       SliceTable::withdraw(slice);
-      slice.tried &= ~bit(slice.rail);
+      slice.tried &= ~rail_bit(slice.rail);
       peer.queue.retries.push_front(&slice);
       unready(peer);
       auto same = [&](const auto& known) { return known.get() == &peer; };
@@ -633,8 +526,7 @@ bool Engine::on_failure(Slice& slice, Status status) {
   Peer& peer = *t.remote->peer();
   Rail& way = *peer.rails()[slice.rail];
   if (t.opcode == MC_WRITE) peer.late()->note(peer, slice.rail, status.code != Code::kCancelled);
-  std::string driver = (*endpoints_)[way.endpoint]->label() + ": ";
-  if (status.reason.starts_with(driver)) status.reason.erase(0, driver.size());
+  status.reason = (*endpoints_)[way.endpoint]->without_label(std::move(status.reason));
   std::string reason = way.label + ": " + status.reason;
   if (!may_go_elsewhere(status.code) || t.cancelled || closing_) {
     status.reason = t.label() + " failed over " + reason;
@@ -660,12 +552,14 @@ bool Engine::on_failure(Slice& slice, Status status) {
     status = Status::error(code, t.label() + " failed: " + t.attempts());
   }
   t.note_failure(status);
-  t.cancelled = true;  // the rest would be work for nothing
-  cancels_.fetch_add(1);
+  // The rest would be work for nothing. Whoever says so first cancels it: each of thousands of slices that
+  // then end as cancelled would otherwise cancel all others again.
+  bool first = !t.cancelled.exchange(true);
+  if (first) cancels_.fetch_add(1);
   std::lock_guard lock(mutex_);
   slice.with_driver = false;
   drop_rest(t);
-  cancel_slices(t);
+  if (first) cancel_slices(t);
   if (!peer.queue.retries.empty()) make_ready(peer);  // its retries are dropped there
   return false;
 }
@@ -673,10 +567,12 @@ bool Engine::on_failure(Slice& slice, Status status) {
 bool Engine::reroute(Slice& slice, Code code) {
   Transfer& t = *slice.transfer;
   Peer& peer = *t.remote->peer();
-  if ((t.allowed & t.remote->rails() & ~slice.tried) == 0) {
+  uint64_t usable = usable_rails(t, t.allowed);
+  if ((usable & ~slice.tried) == 0) {
+    uint32_t attempts = t.options.attempts == 0 ? policy_.attempts : t.options.attempts;
     // A connection that was lost may stand again in a moment; a driver that cannot do it never can.
-    if (code == Code::kUnsupported || slice.attempts + 1 >= policy_.attempts) return false;
-    if ((t.allowed & t.remote->rails()) == 0) return false;
+    if (code == Code::kUnsupported || slice.attempts + 1 >= attempts) return false;
+    if (usable == 0) return false;
     slice.tried = 0;
     slice.not_before_ns = now_ns() + (kRetryDelayNs << std::min(slice.attempts++, 10u));
     look_again_at(slice.not_before_ns);

@@ -112,6 +112,12 @@ Status Endpoint::status_of(mc_status status) const {
   return Status::error(code_of(status), label() + ": " + (reason.empty() ? "no reason given" : reason));
 }
 
+std::string Endpoint::without_label(std::string reason) const {
+  std::string prefix = label() + ": ";
+  if (reason.starts_with(prefix)) reason.erase(0, prefix.size());
+  return reason;
+}
+
 Status Endpoint::fault(const std::string& what) {
   ++faults;
   return Status::error(Code::kIo, label() + ": the driver is at fault: it " + what);

@@ -42,6 +42,8 @@ class Endpoint {
   const std::string& name() const { return name_; }      // of the driver
   const std::string& device() const { return device_; }  // the one it was opened on; empty: it has only one
   std::string label() const { return device_.empty() ? name_ : name_ + " " + device_; }
+  // Reasons begin with the label; a line that names the rail does not need it.
+  std::string without_label(std::string reason) const;
   int numa_node() const { return numa_node_; }
   const mc_caps& caps() const { return caps_; }
   bool takes(mc_memory_kind kind) const { return (caps_.memory_kinds >> kind) & 1u; }
@@ -84,6 +86,7 @@ class Endpoint {
   // Hands out those of peers, one after another. One thread at a time.
   void poll_notices(const std::function<void(const char*, size_t)>& on_notice);
 
+  std::atomic<bool> enabled{true};       // whether transfers of this engine may use it
   std::atomic<uint64_t> outstanding{0};  // operations accepted and not yet completed
   std::atomic<uint64_t> faults{0};       // how often the driver did what its contract forbids
   std::atomic<uint64_t> notices_sent{0}, notices_received{0};

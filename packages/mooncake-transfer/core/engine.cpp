@@ -225,6 +225,18 @@ Status Engine::revoke(const Region& region, const uint8_t* key, uint64_t deadlin
   return {};
 }
 
+// ", such as ...", for a message.
+std::string Engine::one_that_uses(const Region& region) {
+  std::shared_ptr<Transfer> found;
+  {
+    std::lock_guard lock(mutex_);
+    for (Transfer* t = active_; t != nullptr && !found; t = t->next_active) {
+      if (t->local.get() == &region) found = t->self;
+    }
+  }
+  return found ? ", such as the " + found->label() + " (" + explain(*found) + ")" : "";
+}
+
 Status Engine::close_region(Region& region, uint64_t deadline_ns, bool refuse_when_used) {
   std::unique_lock closer(region.closer, std::defer_lock);
   if (!lock_until(closer, deadline_ns)) {
@@ -232,9 +244,10 @@ Status Engine::close_region(Region& region, uint64_t deadline_ns, bool refuse_wh
                          "region '" + region.name + "' is being closed by another thread, which still waits");
   }
   auto in_use = [&] {
-    return Status::error(Code::kRegionBusy,
-                         "region '" + region.name + "' is used by " + std::to_string(region.users()) +
-                             " transfers of this engine; wait for or cancel them, then close again");
+    return Status::error(Code::kRegionBusy, "region '" + region.name + "' is used by " +
+                                                std::to_string(region.users()) + " transfers of this engine" +
+                                                one_that_uses(region) +
+                                                "; wait for or cancel them, then close again");
   };
   if (!region.begin_close(refuse_when_used)) return in_use();
   for (size_t i = 0; i < endpoints_->size(); ++i) {
@@ -300,6 +313,7 @@ Status Engine::import_region(std::shared_ptr<Peer> peer, const std::string& name
                              std::shared_ptr<RemoteRegion>* out) {
   auto remote = std::make_shared<RemoteRegion>(std::move(peer), name, region_id, key, length, keys);
   std::string reasons;
+  std::vector<std::pair<size_t, Status>> ruled_out;
   bool reached = false;
   for (size_t rail = 0; rail < remote->peer()->rails().size(); ++rail) {
     // Spare rails are imported when they are needed.
@@ -308,7 +322,10 @@ Status Engine::import_region(std::shared_ptr<Peer> peer, const std::string& name
     mc_handle connection = 0, handle = 0;
     Status status = remote->handle(rail, &connection, &handle);
     reached |= status.ok();
-    if (!status.ok()) remote->rule_out(rail);
+    if (!status.ok()) {
+      remote->rule_out(rail);
+      ruled_out.emplace_back(rail, status);
+    }
     add_reason(&reasons, status);
   }
   if (!reached) {
@@ -316,8 +333,20 @@ Status Engine::import_region(std::shared_ptr<Peer> peer, const std::string& name
                          "no driver leads to " + remote->label() + ": " +
                              (reasons.empty() ? "the two have no driver in common" : reasons));
   }
+  for (const auto& [rail, status] : ruled_out) tell_unused(*remote, rail, status);
   *out = std::move(remote);
   return {};
+}
+
+// Transfers take other rails, and nobody would hear why: of a rail that never can lead there as a remark, of
+// one that should as a failure.
+void Engine::tell_unused(RemoteRegion& remote, size_t rail, const Status& status) {
+  Peer& peer = *remote.peer();
+  Rail& way = *peer.rails()[rail];
+  std::string reason = (*endpoints_)[way.endpoint]->without_label(status.reason);
+  if (!way.tell(reason)) return;
+  auto kind = status.code == Code::kUnsupported ? Notice::Kind::kRailUnused : Notice::Kind::kRailFailed;
+  notices_->push({kind, peer.label(), way.label, remote.name(), std::move(reason), nullptr});
 }
 
 Status Engine::prepare(mc_opcode opcode, std::shared_ptr<Region> local, std::shared_ptr<RemoteRegion> remote,

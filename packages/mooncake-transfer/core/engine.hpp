@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -109,6 +110,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Ends the run; the status is its result.
   void release(Transfer& transfer, uint64_t ticket, const Status& status);
 
+  // Whether transfers of this engine may use that driver from now on; what is under way ends as it is. Peers
+  // reach this engine over it all the same.
+  Status enable_driver(const std::string& name, bool enabled);
+
   Notices& notices() { return *notices_; }
 
  private:
@@ -136,23 +141,18 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Cut cut_into(Transfer& transfer, Batch& batch);                                           // (m)
   Cut retry_into(Peer& peer, Batch& batch, std::vector<std::shared_ptr<Transfer>>& ended);  // (m)
   bool place(Slice& slice, size_t rail, Batch& batch);                                      // (m)
-  Pick pick(Transfer& transfer, uint64_t tried, uint64_t bytes, uint64_t now, size_t* rail,
-            bool* probe);  // (m)
-  Pick best_of_tier(const Transfer& transfer, uint64_t rails, uint64_t bytes, size_t* rail,
-                    bool* probe);  // (m)
-  uint64_t slice_limit(const Transfer& transfer, const Rail& rail, bool probe, uint64_t* hard) const;
   Status begin(Transfer& transfer, const PostOptions& options);
   void link(const std::shared_ptr<Transfer>& transfer);  // (m)
-  uint64_t with_streams(const Transfer& transfer) const;
-  void enqueue(std::shared_ptr<Transfer> transfer);  // (m)
-  void make_ready(Peer& peer);                       // (m)
-  void unready(Peer& peer);                          // (m)
-  void block(Peer& peer);                            // (m)
-  void drop_rest(Transfer& transfer);                // (m)
-  Slice* new_slice(Transfer& transfer);              // (m)
-  void free_slice(Slice& slice);                     // (m)
-  bool take_ended(Transfer& transfer);               // (m) true once, when nothing of it is left to do
-  bool unlink(Transfer& transfer);                   // (m) false when close() has ended it
+  void enqueue(std::shared_ptr<Transfer> transfer);      // (m)
+  void make_ready(Peer& peer);                           // (m)
+  void unready(Peer& peer);                              // (m)
+  void block(Peer& peer);                                // (m)
+  void drop_rest(Transfer& transfer);                    // (m)
+  Slice* new_slice(Transfer& transfer);                  // (m)
+  void free_slice(Slice& slice);                         // (m)
+  bool take_ended(Transfer& transfer);                   // (m) true once, when nothing of it is left to do
+  bool unlink(Transfer& transfer);                       // (m) false when close() has ended it
+  std::string one_that_uses(const Region& region);
   void submit(Batch& batch);
   void settle(Slice* const* slices, size_t count, uint64_t now_ns);
   void end(Transfer& transfer, uint64_t now_ns);
@@ -163,6 +163,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // True when the slice will be tried again; otherwise it is to be settled.
   bool on_failure(Slice& slice, Status status);
   bool reroute(Slice& slice, Code code);  // (m)
+
+  // choosing.cpp
+  Status choose(const Transfer& transfer, const PostOptions& options, uint64_t* allowed) const;
+  uint64_t rails_where(const Transfer& transfer, const std::function<bool(const Endpoint&)>& suits) const;
+  std::vector<std::string> drivers_of(const Transfer& transfer, uint64_t rails) const;
+  uint64_t usable_rails(const Transfer& transfer, uint64_t allowed) const;
+  void give_up_without_route(Transfer& transfer);  // (m)
+  void tell_unused(RemoteRegion& remote, size_t rail, const Status& status);
+  Pick pick(Transfer& transfer, uint64_t tried, uint64_t bytes, uint64_t now, size_t* rail,
+            bool* probe);  // (m)
+  Pick best_of_tier(const Transfer& transfer, uint64_t rails, uint64_t bytes, size_t* rail,
+                    bool* probe);  // (m)
+  uint64_t slice_limit(const Transfer& transfer, const Rail& rail, bool probe, uint64_t* hard) const;
 
   // checking.cpp
   bool rest(Transfer& transfer);
@@ -228,9 +241,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::weak_ptr<Peer>> peers_;
   std::vector<std::shared_ptr<LateWrites>> late_;     // one for each incarnation of a peer
   std::vector<std::shared_ptr<Transfer>> graveyard_;  // ended by close() while threads may still look at them
-  uint64_t picks_ = 0;
 
-  std::atomic<size_t> queued_{0};  // peers in `ready_`
+  std::atomic<uint32_t> disabled_{0};  // endpoints of drivers that transfers must not use
+  std::atomic<size_t> queued_{0};      // peers in `ready_`
   std::atomic<uint64_t> cancels_{0};
   std::atomic<uint64_t> next_retry_ns_{~uint64_t{0}};
   std::atomic<bool> closing_{false};

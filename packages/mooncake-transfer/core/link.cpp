@@ -12,8 +12,6 @@ namespace mooncake {
 
 namespace {
 
-constexpr size_t kKeptBuffer = 1 << 20;
-
 Status trouble(const tls::Session& session) {
   return Status::error(session.is_socket_error() ? Code::kUnreachable : Code::kUntrusted, session.reason());
 }
@@ -115,7 +113,7 @@ bool Link::flush() {
 
 void Link::watch(int epoll_fd) {
   epoll_event event{};
-  event.events = (paused ? 0u : static_cast<uint32_t>(EPOLLIN)) |
+  event.events = (paused || polled ? 0u : static_cast<uint32_t>(EPOLLIN)) |
                  (waiting_bytes() > 0 || wants_write ? static_cast<uint32_t>(EPOLLOUT) : 0u);
   event.data.u64 = id;
   if (closed || event.events == watched) return;

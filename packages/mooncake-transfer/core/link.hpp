@@ -1,6 +1,7 @@
 // One connection of a channel: its socket, what waits to be sent, and who waits for answers.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -13,10 +14,13 @@
 
 #include "descriptor.hpp"
 #include "notices.hpp"
+#include "spin.hpp"
 #include "status.hpp"
 #include "support/tls.hpp"
 
 namespace mooncake {
+
+inline constexpr size_t kKeptBuffer = 1 << 20;  // a larger one is given back once it is empty
 
 // The head of a frame. Numbers are little endian.
 struct FrameHeader {
@@ -46,7 +50,7 @@ constexpr uint8_t kTlsHandshake = 0x16, kTlsMajor = 3;
 // A request of this side that has not been answered yet; guarded by its link's mutex.
 struct PendingCall {
   std::condition_variable answered;
-  bool done = false;
+  std::atomic<bool> done{false};  // may be read without
   bool remote_failed = false;
   Status status;
   std::string body;
@@ -79,8 +83,12 @@ struct Link {
   const bool outgoing;
   const std::string label;
 
-  // Touched by the loop only.
+  // Held by who reads the socket and takes frames: the loop, or a thread that polls. Locked before `mutex`.
+  std::mutex reading;
   std::string received;
+  SpinBudget spin;  // of threads that poll for its next frame
+
+  // Touched by the loop only.
   uint64_t owed_since_ns = 0;  // since when it has been silent for too long and owes an answer; 0: it has not
   bool greeted = false;        // others may read it with the mutex held
 
@@ -89,6 +97,7 @@ struct Link {
   std::optional<tls::Session> session;
   bool shaking_hands = false;
   bool wants_write = false;  // the session has something to say before it can read on
+  bool polled = false;       // a thread polls the socket; the loop need not wake up for it
   bool paused = false;       // its messages or answers pile up here, so nothing more is read
   uint32_t watched = 0;
   std::string unsent;

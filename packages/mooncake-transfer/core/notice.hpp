@@ -14,7 +14,7 @@
 namespace mooncake {
 
 struct Notice {
-  enum class Kind { kRailFailed, kBreakerOpened, kRailRecovered, kDriverFault, kHeld, kFence };
+  enum class Kind { kRailFailed, kRailUnused, kBreakerOpened, kRailRecovered, kDriverFault, kHeld, kFence };
   Kind kind;
   std::string peer;
   std::string rail;

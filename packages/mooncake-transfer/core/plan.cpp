@@ -1,9 +1,7 @@
 #include "plan.hpp"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -58,31 +56,17 @@ uint64_t side_bits(const Grid::Side& side, size_t outer) {
   return bits;
 }
 
-// Pages of a long list come from the kernel in one call: touched one by one they take twice as long.
-void populate([[maybe_unused]] void* begin, [[maybe_unused]] size_t bytes) {
-#ifdef MADV_POPULATE_WRITE
-  constexpr size_t kLong = 1u << 20;
-  if (bytes < kLong) return;
-  auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
-  uintptr_t last = (reinterpret_cast<uintptr_t>(begin) + bytes) / page * page;
-  // Older kernels do not know it, and nothing depends on it.
-  (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_POPULATE_WRITE);
-#endif
-}
-
 }  // namespace
 
 Status Plan::of_blocks(const Block* blocks, size_t count, const Bounds& bounds, Plan* plan) {
   uint64_t bits = 0;
   uint64_t bytes = 0;
   bool too_many = false;
-  plan->blocks_.reserve(count);
-  populate(plan->blocks_.data(), count * sizeof(Block));
+  plan->blocks_ = make_block_list(count);
   // What is checked is the copy, while it is in the cache: the caller's rows may change meanwhile.
   for (size_t begin = 0; begin < count;) {
     size_t end = std::min(count, begin + kCheckedAtOnce);
-    plan->blocks_.insert(plan->blocks_.end(), blocks + begin, blocks + end);
+    memcpy(&plan->blocks_[begin], blocks + begin, (end - begin) * sizeof(Block));
     bool wrong = false;  // without a branch for each block
     for (size_t i = begin; i < end; ++i) {
       const Block& block = plan->blocks_[i];

@@ -6,16 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "block_list.hpp"
 #include "status.hpp"
 
 namespace mooncake {
-
-// One run of contiguous bytes: local offset, remote offset, length.
-struct Block {
-  uint64_t local_offset;
-  uint64_t remote_offset;
-  uint64_t length;
-};
 
 // Blocks of one length at regular places: block (o, i), for o < outer and i < count, lies at
 // base + o * outer_stride + index[i] * stride on either side. KV caches have this shape: o counts layers.
@@ -58,7 +52,7 @@ class Plan {
 
  private:
   bool is_grid_ = false;
-  std::vector<Block> blocks_;
+  BlockList blocks_;
   Grid grid_;
   size_t size_ = 0;
   uint64_t bytes_ = 0;

@@ -21,14 +21,6 @@ constexpr uint64_t kIdleNs = 1'000'000'000;
 constexpr uint64_t kRestlessNs = 10'000'000;  // naps go on so long after the last completion
 constexpr uint64_t kTimedPollNs = 200'000;    // a driver without a descriptor
 
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 timespec duration(uint64_t until_ns) {
   uint64_t now = now_ns();
   uint64_t left = until_ns > now ? until_ns - now : 0;
@@ -82,7 +74,7 @@ bool Engine::wait(Transfer& t, uint64_t deadline_ns) {
   constexpr auto kRunning = Transfer::State::kRunning;
   if (t.state() != kRunning) return true;
   uint64_t now = now_ns();
-  uint64_t spin = spin_.ns(now);
+  uint64_t spin = t.plan.bytes() <= kSpinBytes ? spin_.ns(now, t.plan.bytes()) : 0;
   for (uint64_t until = std::min(now + spin, deadline_ns);;) {
     progress();
     if (t.state() != kRunning) {
@@ -95,7 +87,7 @@ bool Engine::wait(Transfer& t, uint64_t deadline_ns) {
     if (now >= until) break;
     relax();
   }
-  if (spin != 0 && t.plan.bytes() <= kSpinBytes) spin_.miss();
+  if (spin != 0) spin_.miss();
   bool nobody = false;
   if (led_.compare_exchange_strong(nobody, true)) {
     lead(t, deadline_ns);

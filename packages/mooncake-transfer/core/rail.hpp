@@ -75,6 +75,8 @@ class Rail {
 
   uint64_t paused_until_ns() const { return paused_until_ns_.load(std::memory_order_relaxed); }
   bool open() const { return open_.load(std::memory_order_relaxed); }  // the breaker is (or was last) open
+  // Its pause is over, and what is under way will tell whether it works again.
+  bool on_trial() const { return open() && in_flight_ops_.load(std::memory_order_relaxed) != 0; }
   std::string last_error() const;
   // Whether this reason is news: the same one is told once.
   bool tell(const std::string& reason);

@@ -17,6 +17,9 @@ class Transfer;
 enum class Priority : uint8_t { kHigh = 0, kNormal = 1, kLow = 2 };
 constexpr size_t kPriorities = 3;
 
+// Of masks with a bit for each rail of a peer.
+constexpr uint64_t rail_bit(size_t rail) { return uint64_t{1} << rail; }
+
 // A part of a transfer that is, or soon will be, with a driver.
 struct Slice {
   Transfer* transfer = nullptr;
@@ -53,6 +56,7 @@ struct PeerQueue {
   bool ready = false;    // in the engine's ready set, under `key`
   bool blocked = false;  // its rails are full: a completion makes it ready again
   uint64_t key = 0;
+  uint64_t placed = 0;  // slices, so far
 
   bool empty() const {
     for (const auto& queue : waiting) {

@@ -28,6 +28,7 @@ enum class Code {
   kRegionClosed,
   kNoRoute,
   kIntegrity,
+  kNoAnswer,  // of a peer whose connection stands
 };
 
 struct Status {

@@ -21,6 +21,8 @@ struct PostOptions {
   // For the peer, told once every byte is at its place and before the transfer counts as done; when that
   // fails, so does the transfer. A new one for each run.
   std::shared_ptr<Message> message;
+  std::vector<std::string> drivers;  // the only ones it may take; empty: any
+  uint32_t attempts = 0;             // rounds through its rails that each slice gets; 0: as the policy says
   uint64_t held = 0;  // not 0: not done until release(), as someone checks what was moved; names the run
 };
 

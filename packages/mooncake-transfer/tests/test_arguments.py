@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from mooncake_transfer import (
-    Grid,
     GridSide,
     RailConfig,
     Transfer,
@@ -16,7 +15,7 @@ from mooncake_transfer import (
     TransferEngine,
     TransferState,
 )
-from mooncake_transfer.errors import ConfigError, TransferCancelled, TransferTimeout
+from mooncake_transfer.errors import ConfigError, RegionRefused, TransferCancelled, TransferTimeout
 from mooncake_transfer.testing.fake import FakeDevice, FakeFabric
 
 NAN = float("nan")
@@ -69,16 +68,26 @@ def test_a_notification_that_is_none_is_refused(pair: Pair, given: Any) -> None:
         pair.prepared().post(notify=given)
 
 
-def test_a_grid_with_a_fraction_is_refused(pair: Pair) -> None:
-    side = GridSide(index=[0], stride=0.5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"local\.stride of the grid is 0\.5; it must be an integer"):
-        pair.near.prepare_write(pair.local, pair.remote, Grid(local=side, remote=side, length=8))
+def test_a_grid_with_a_fraction_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"stride of the grid is 0\.5; it must be an integer"):
+        GridSide(index=[0], stride=0.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [NAN, float("inf"), -1.0], ids=str)
 def test_a_rail_setting_that_is_no_number_is_refused(given: float) -> None:
     with pytest.raises(ConfigError, match=r"rails\.aging_s"):
         RailConfig(aging_s=given)
+
+
+def test_a_row_beyond_every_region_is_taken_for_what_it_is(pair: Pair) -> None:
+    with pytest.raises(RegionRefused, match="outside"):
+        pair.near.write(pair.local, pair.remote, [[2**63, 0, 1]])
+    for beyond in (2**64, -(2**70)):
+        with pytest.raises(ConfigError, match=f"blocks holds {beyond}; it must be from 0"):
+            pair.near.write(pair.local, pair.remote, [[beyond, 0, 1]])
+    for rows in ([[0.5, 0, 1]], [[True, False, True]]):
+        with pytest.raises(ConfigError, match="blocks must be an N x 3 integer array"):
+            pair.near.write(pair.local, pair.remote, rows)
 
 
 def test_a_mistyped_driver_is_named_with_the_nearest() -> None:

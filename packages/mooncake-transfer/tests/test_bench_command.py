@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,11 @@ from mooncake_transfer import TransferConfig, TransferEngine
 from mooncake_transfer.bench import LocalTarget, Plan, Point, parse_size, request_region, verify
 from mooncake_transfer.bench.measurement import BytesDiffer, Result
 from mooncake_transfer.bench.verdict import verdict
-from mooncake_transfer.cli import build_app
+from mooncake_transfer.cli import bench, build_app
+from mooncake_transfer.drivers import DriverStatus
 from mooncake_transfer.errors import ConfigError
+from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl
+from mooncake_transfer.plugins import driver_plugins
 
 QUICK = ("--seconds", "0.02", "--sizes", "64,4K", "--batches", "1,8", "--threads", "1,2")
 
@@ -91,6 +96,56 @@ def test_wrong_use_and_failure_are_told_in_a_line(
     assert result.exit_code == status
     assert reason in result.output
     assert "Traceback" not in result.output
+
+
+NOWHERE = DriverInfo(
+    "nowhere",
+    frozenset({"dram"}),
+    1000,
+    Available,
+    load=lambda: None,
+    trusted_probe=True,
+    endpoints=lambda options: Unavailable("it has no pool"),
+)
+
+
+class NowherePlugin:
+    @hookimpl
+    def mooncake_transfer_drivers(self) -> list[DriverInfo]:
+        return [NOWHERE]
+
+
+@pytest.fixture
+def nowhere() -> Iterator[None]:
+    """One more driver: its probe is content, yet it has nothing to open."""
+    manager = driver_plugins().manager
+    plugin = NowherePlugin()
+    manager.register(plugin)
+    yield
+    manager.unregister(plugin)
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_a_driver_that_moves_nothing_here_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    arguments = ("--seconds", "0.02", "--sizes", "64", "--batches", "1", "--json", str(file))
+    result = mooncake("bench", "transfer", *arguments)
+    assert result.exit_code == 0, result.output
+    assert re.search("left out: nowhere: .*it has no pool", result.output)
+    found = {one["point"]["driver"] for one in json.loads(file.read_text())}
+    assert found >= {"shm", "tcp"}
+    assert "nowhere" not in found
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_where_no_driver_moves_anything_the_reasons_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "probe_drivers", lambda: [DriverStatus("nowhere", 1000, True)])
+    result = mooncake("bench", "transfer", *QUICK)
+    assert result.exit_code == 2, result.output
+    assert "no driver moves memory here (nowhere: " in result.output
+    result = mooncake("bench", "transfer", *QUICK, "--drivers", "nowhere,tcp")
+    assert result.exit_code == 2, result.output
+    assert "left out" not in result.output
 
 
 def test_an_engine_that_is_no_target_is_told_apart() -> None:

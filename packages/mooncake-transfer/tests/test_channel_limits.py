@@ -17,7 +17,7 @@ import pytest
 
 from mooncake_transfer import TransferConfig, TransferEngine
 from mooncake_transfer._core import Channel
-from mooncake_transfer.errors import ConfigError, PeerUnreachable, RemoteError
+from mooncake_transfer.errors import CallTimeout, ConfigError, PeerUnreachable, RemoteError
 
 DEADLINE_S = 10.0
 MIB = 1 << 20
@@ -89,11 +89,11 @@ def test_a_notification_waits_for_a_slow_peer_at_most_until_its_deadline(
         started = time.monotonic()
         try:
             channel.notify(connection, "note", body, 0.3)
-        except PeerUnreachable as error:
+        except CallTimeout as error:
             reason = str(error)
     assert re.search(r"127\.0\.0\.1:\d+ does not read what it is sent.*MiB wait", reason)
     assert 0.25 < time.monotonic() - started < DEADLINE_S
-    with pytest.raises(PeerUnreachable, match="does not read"):
+    with pytest.raises(CallTimeout, match="does not read"):
         channel.call(connection, "anything", b"", 0.1)
     assert channel.alive(connection)
     assert server.read()[0] == server.NOTIFY
@@ -109,7 +109,7 @@ def test_a_peer_that_reads_nothing_for_longer_than_the_limit_of_silence_keeps_it
     waited_s = 0.0
     while waited_s < 3:  # its kernel still answers, as that of a stopped process does
         started = time.monotonic()
-        with contextlib.suppress(PeerUnreachable):
+        with contextlib.suppress(CallTimeout):
             channel.notify(connection, "note", bytes(MIB), 3.2)
         waited_s = time.monotonic() - started
     assert channel.alive(connection)

@@ -250,3 +250,26 @@ def test_a_key_that_does_not_belong_to_the_certificate_is_named_at_the_start(
     tls = TlsConfig(ca_file=local.ca, certificate_file=local.certificate, key_file=other.key)
     with pytest.raises(ConfigError, match=r"other\.test\.key"):
         TransferEngine(config_with(tls))
+
+
+def test_a_handler_is_told_which_certificate_its_caller_has(authority: Authority, local: Identity) -> None:
+    tls = TlsConfig(ca_file=local.ca, certificate_file=local.certificate, key_file=local.key)
+    other = authority.issue("other.test.invalid", "127.0.0.1")
+    other_tls = TlsConfig(ca_file=other.ca, certificate_file=other.certificate, key_file=other.key)
+    certificates: list[bytes] = []
+    with (
+        TransferEngine(TransferConfig(tls=tls)) as server,
+        TransferEngine(TransferConfig(tls=other_tls)) as client,
+    ):
+        server.serve("who", lambda payload, caller: certificates.append(caller.certificate))
+        client.connect(server.address).call("who", b"")
+    shown = ssl.PEM_cert_to_DER_cert(Path(other.certificate).read_text())
+    assert certificates == [shown]
+
+
+def test_without_tls_a_caller_has_no_certificate() -> None:
+    certificates: list[bytes] = []
+    with TransferEngine() as server, TransferEngine() as client:
+        server.serve("who", lambda payload, caller: certificates.append(caller.certificate))
+        client.connect(server.address).call("who", b"")
+    assert certificates == [b""]

@@ -27,6 +27,16 @@ def mooncake_transfer_drivers():
     probe = lambda: Unavailable("libx.so not found; install libx")
     return [DriverInfo("unusable", frozenset({"dram"}), 6, probe, load=lambda: None)]
 """
+NOWHERE = """
+from mooncake_transfer.hooks import Available, DriverInfo, EndpointSpec, Unavailable, hookimpl
+
+def endpoints(options):
+    return [EndpointSpec("", {})] if options else Unavailable("it has no pool; set driver_options")
+
+@hookimpl
+def mooncake_transfer_drivers():
+    return [DriverInfo("nowhere", frozenset({"dram"}), 7, Available, load=lambda: None, endpoints=endpoints)]
+"""
 BROKEN = "import a_vendor_library_that_is_not_there"
 
 
@@ -94,6 +104,38 @@ def test_drivers_that_cannot_be_used_fail_with_their_reasons(installed: Installe
     assert report["healthy"] is False
     assert "none of the installed drivers" in report["remedy"]
     assert report["drivers"][0]["reason"] == "libx.so not found; install libx"
+
+
+def test_a_driver_without_anything_to_open_is_not_usable_until_it_is_configured(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed.plugin("nowhere", NOWHERE)
+    result = doctor("--json")
+    (found,) = json.loads(result.output)["drivers"]
+    assert result.exit_code == 1
+    assert (found["usable"], found["reason"]) == (False, "it has no pool; set driver_options")
+    monkeypatch.setenv("MOONCAKE_TRANSFER_DRIVER_OPTIONS__NOWHERE__POOL", "/dev/pool")
+    result = doctor("--json")
+    assert result.exit_code == 0, result.output
+    assert [driver["usable"] for driver in json.loads(result.output)["drivers"]] == [True]
+
+
+def test_options_that_a_driver_refuses_are_told(installed: Installed) -> None:
+    installed.plugin("refusing", NOWHERE.replace("return [Endpoint", "raise ValueError('no such pool')#"))
+    (found,) = json.loads(doctor("--json").output)["drivers"]
+    assert found["usable"] is False
+    assert found["reason"] == "it does not start: no such pool"
+
+
+def test_a_configuration_that_cannot_be_used_is_told(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed.plugin("sound", SOUND)
+    monkeypatch.setenv("MOONCAKE_TRANSFER_PORT", "99999")
+    result = doctor("--json")
+    report = json.loads(result.output)
+    assert (result.exit_code, report["healthy"]) == (1, False)
+    assert "port 99999 is outside" in report["remedy"]
 
 
 def test_a_broken_plugin_is_named_and_fails(installed: Installed) -> None:

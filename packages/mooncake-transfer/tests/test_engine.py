@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -367,8 +367,18 @@ def test_closing_the_engine_ends_its_transfers_and_later_calls(
             transfer.wait(DEADLINE_S)
         except EngineClosed:
             continue
-    with pytest.raises(EngineClosed):
-        here.allocate(4096)
+    calls: list[Callable[[], object]] = [
+        lambda: here.allocate(4096),
+        lambda: here.register_many([]),
+        lambda: here.serve("late", lambda payload, caller: payload),
+        lambda: here.on_peer_lost(print),
+        lambda: here.enable_driver("tcp"),
+        lambda: here.disable_driver("tcp"),
+        here.__enter__,
+    ]
+    for call in calls:
+        with pytest.raises(EngineClosed):
+            call()
     with pytest.raises(TransferError):
         here.read(local, remote, [[0, 0, 8]])
 

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from mooncake_transfer import RailConfig, Region, RemoteRegion, Transfer, TransferEngine
+from mooncake_transfer import (
+    FileSource,
+    RailConfig,
+    Region,
+    RemoteRegion,
+    Transfer,
+    TransferEngine,
+    _integrity,
+    _wire,
+)
 from mooncake_transfer.errors import ConfigError, IntegrityError, TransferCancelled, TransferError
+from mooncake_transfer.log_format import fields_of
+from mooncake_transfer.peer import CHECKSUM_METHOD
 from mooncake_transfer.testing.fake import FakeFabric
 from mooncake_transfer.testing.fixtures import bytes_of, wait_until
 
@@ -93,6 +106,36 @@ def test_a_sample_finds_what_is_spoilt_everywhere(stack: ExitStack) -> None:
         pair.near.write(pair.local, pair.remote, rows).wait(DEADLINE_S)
 
 
+def compared(pair: Pair) -> list[tuple[int, int]]:
+    """The ranges whose checksums the far end is asked for from now on."""
+    asked: list[tuple[int, int]] = []
+    answer = pair.far._dispatcher._handlers[CHECKSUM_METHOD]
+
+    def note_and_answer(body: bytes, caller: Any) -> bytes | None:
+        asked.extend(msgspec.msgpack.decode(body, type=_wire.ChecksumQuery).ranges)
+        return answer(body, caller)
+
+    pair.far._dispatcher._handlers[CHECKSUM_METHOD] = note_and_answer
+    return asked
+
+
+def test_a_sample_of_a_long_block_is_a_share_of_its_ranges(stack: ExitStack) -> None:
+    pair = Pair(stack, integrity="sample", integrity_sample=0.4)
+    asked = compared(pair)
+    pair.write().wait(DEADLINE_S)  # 5 ranges of 1 MiB
+    assert len(set(asked)) == len(asked) == 2
+    assert {offset % MIB for offset, _ in asked} == {0}
+    assert {nbytes for _, nbytes in asked} == {MIB}
+
+
+def test_a_sample_is_that_share_of_transfers_of_one_block_too(stack: ExitStack) -> None:
+    pair = Pair(stack, integrity="sample", integrity_sample=0.25)
+    asked = compared(pair)
+    for i in range(256):
+        pair.near.write(pair.local, pair.remote, [[i * 4096, i * 4096, 4096]]).wait(DEADLINE_S)
+    assert 0 < len(asked) < 160  # 64 on average; chance alone is not as far off once in 10 to the 30
+
+
 def test_one_transfer_can_do_without(stack: ExitStack) -> None:
     pair = Pair(stack, integrity="full")
     pair.device.corrupt(next=1)
@@ -127,3 +170,41 @@ def test_a_checked_transfer_that_fails_or_is_cancelled_ends(stack: ExitStack) ->
         transfer.wait(DEADLINE_S)
     pair.write().wait(DEADLINE_S)
     assert pair.same()
+
+
+def test_an_error_while_comparing_leaves_a_line_that_names_its_peer(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no")
+
+    pair = Pair(stack)
+    monkeypatch.setattr(_integrity, "_fetch", fail)
+    with pytest.raises(IntegrityError, match="an error of this engine"):
+        pair.write(verify=True).wait(DEADLINE_S)
+
+    def of_the_peer() -> list[dict[str, str]]:
+        return [fields_of(record) for record in caplog.records if "comparing" in record.getMessage()]
+
+    wait_until(lambda: bool(of_the_peer()), "the error is logged")
+    assert of_the_peer() == [{"peer": pair.remote.peer.address}]
+
+
+@pytest.mark.parametrize("opcode", ["write", "read"])
+def test_a_local_file_is_not_verified_and_says_so_before_anything_moves(
+    stack: ExitStack, tmp_path: Path, opcode: str
+) -> None:
+    path = tmp_path / "blocks"
+    path.write_bytes(b"f" * 4096)
+    fabric = stack.enter_context(FakeFabric())
+    options = {"kinds": "dram,file"}
+    near = stack.enter_context(TransferEngine(fabric.config("near", options=options, integrity="full")))
+    far = stack.enter_context(TransferEngine(fabric.config("far", options=options)))
+    local, owned = near.register(FileSource(path, writable=True), name="blocks"), far.allocate(4096)
+    move = getattr(near, opcode)
+    remote = near.import_region(owned.descriptor())
+    with pytest.raises(ConfigError, match=r"cannot be verified: local region 'blocks' is of kind FILE"):
+        move(local, remote, [[0, 0, 4096]])
+    assert (path.read_bytes(), bytes(owned.view())) == (b"f" * 4096, bytes(4096))
+    move(local, remote, [[0, 0, 4096]], verify=False).wait(DEADLINE_S)
+    assert path.read_bytes() == bytes(owned.view())

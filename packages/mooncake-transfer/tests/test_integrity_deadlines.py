@@ -8,11 +8,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+import msgspec
 import numpy as np
 import pytest
 
 from mooncake_transfer import Region, RemoteRegion, Transfer, TransferConfig, TransferEngine
-from mooncake_transfer.errors import RegionBusy, TransferCancelled, TransferTimeout
+from mooncake_transfer.errors import (
+    CallTimeout,
+    PeerUnreachable,
+    RegionBusy,
+    RegionRefused,
+    TransferCancelled,
+    TransferTimeout,
+)
 from mooncake_transfer.peer import CHECKSUM_METHOD
 from mooncake_transfer.testing import PeerProcess
 from mooncake_transfer.testing.fake import FakeFabric
@@ -21,7 +29,7 @@ from mooncake_transfer.testing.fixtures import bytes_of, wait_until
 CONFIG = TransferConfig(drivers=("shm",))
 NBYTES = 1 << 20
 DEADLINE_S = 20.0
-PROMPT_S = 2.0
+PROMPT_S = 4.0
 """More than any wait of these tests is given, and less than what held it up before (5 s)."""
 AWAITED = r"write to region 'owned-1' of .*checksums of the peer are awaited, moved over shm"
 
@@ -36,9 +44,9 @@ def prompt() -> Iterator[None]:
 class Near:
     """An engine, and peers in processes of their own that hang when a test says so."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, config: TransferConfig = CONFIG) -> None:
         self.stack = stack
-        self.engine = stack.enter_context(TransferEngine(CONFIG))
+        self.engine = stack.enter_context(TransferEngine(config))
         self.local: Region = self.engine.allocate(NBYTES)
 
     def peer(self) -> tuple[PeerProcess, RemoteRegion]:
@@ -151,6 +159,45 @@ def test_the_engine_closes_while_a_stopped_peer_is_asked(near: Near, hung: Remot
     with prompt():
         near.engine.close()
     assert transfer.state == "failed"
+
+
+def test_a_peer_that_dies_while_it_is_asked_is_unreachable(near: Near) -> None:
+    with PeerProcess(CONFIG) as process:
+        remote = near.engine.import_region(process.allocate(NBYTES, 1).descriptor)
+        near.write(remote).wait(DEADLINE_S)
+        process.pause()
+        transfer = moved(near.write(remote))
+        process.kill()
+        with pytest.raises(PeerUnreachable, match=r"could not be compared.*mooncake\.checksums"):
+            transfer.wait(DEADLINE_S)
+
+
+def test_a_peer_that_does_not_answer_in_time_is_told_as_such() -> None:
+    with ExitStack() as stack:
+        near = Near(stack, msgspec.structs.replace(CONFIG, call_timeout_s=0.5))
+        process, remote = near.peer()
+        near.write(remote).wait(DEADLINE_S)
+        process.pause()
+        with pytest.raises(CallTimeout, match=r"could not be compared.*at most 0\.5 s"):
+            near.write(remote).wait(DEADLINE_S)
+
+
+def test_a_region_that_is_closed_before_it_is_compared_is_refused() -> None:
+    with ExitStack() as stack:
+        fabric = stack.enter_context(FakeFabric())
+        near = stack.enter_context(TransferEngine(fabric.config("near")))
+        far = stack.enter_context(TransferEngine(fabric.config("far")))
+        owned = far.allocate(NBYTES)
+        answer = far._dispatcher._handlers[CHECKSUM_METHOD]
+
+        def close_and_answer(body: bytes, caller: object) -> bytes | None:
+            owned.close(DEADLINE_S)
+            return answer(body, caller)  # type: ignore[arg-type]
+
+        far._dispatcher._handlers[CHECKSUM_METHOD] = close_and_answer
+        remote = near.import_region(owned.descriptor())
+        with pytest.raises(RegionRefused, match=r"could not be compared.*may be read with this key"):
+            near.write(near.allocate(NBYTES), remote, [[0, 0, NBYTES]], verify=True).wait(DEADLINE_S)
 
 
 def test_no_thread_is_left_when_all_is_compared(near: Near) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C ends whatever waits, and a forked child is told at once that the engine is not its own."""
+"""Ctrl-C or the interpreter's end ends what waits; a forked child is told that the engine is not its own."""
 
 from __future__ import annotations
 
@@ -240,3 +240,40 @@ def test_a_forked_child_makes_an_engine_of_its_own() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=3 * DEADLINE_S, check=False
     )
     assert (ended.stdout, ended.stderr) == ("0\n", "")
+
+
+# What daemon threads are in when the main one returns. Up to Python 3.13 they are unwound there.
+AT_THE_END = {
+    "waits that end again and again": """
+channel = Channel()
+def use():
+    while True:
+        begun.set()
+        channel.next_event(1e-4)
+""",
+    "a driver's Python code": """
+def make(mailbox, options):
+    while True:
+        begun.set()
+capsule = python_driver("endless", make, False)
+def use():
+    Engine(Channel()).add_endpoint(capsule, "endless", "", -1, [])
+""",
+}
+
+
+@pytest.mark.parametrize("use", AT_THE_END.values(), ids=list(AT_THE_END))
+def test_an_interpreter_ends_whatever_its_daemon_threads_are_in(use: str) -> None:
+    script = (
+        "import threading\n"
+        "from mooncake_transfer._core import Channel, Engine, python_driver\n"
+        "begun = threading.Event()\n"
+        f"{use}"
+        "for _ in range(8):\n"
+        "    threading.Thread(target=use, daemon=True).start()\n"
+        "assert begun.wait(10)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=3 * DEADLINE_S, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -161,6 +161,13 @@ def test_top_shows_who_does_not_answer_beside_who_does(pair) -> None:
     assert silent["snapshot"] is None
 
 
+@pytest.mark.parametrize("arguments", [("x",), ("127.0.0.1:x",), ("127.0.0.1:x", "--once")], ids=" ".join)
+def test_top_refuses_an_address_that_is_none_at_once(arguments: tuple[str, ...]) -> None:
+    result = top(*arguments)
+    assert result.exit_code == 2
+    assert "is not host:port" in result.output
+
+
 def test_top_finds_the_engines_of_this_host_by_itself(pair) -> None:
     owner, mover = pair
     shown = engines_here()

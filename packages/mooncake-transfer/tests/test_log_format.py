@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mooncake_transfer import TransferConfig, TransferEngine
+from mooncake_transfer import TransferConfig, TransferEngine, log_format
+from mooncake_transfer._notices import LEVELS
 from mooncake_transfer.errors import RemoteError
 from mooncake_transfer.log_format import JsonLines, TextLines, fields_of
 
@@ -46,6 +47,11 @@ def test_a_json_line_has_its_fields_and_its_exception(lines) -> None:
     assert (line["event"], line["region"]) == ("rail failed", "kv")
     assert "ValueError: no" in line["exception"]
     assert set(line) == {"time", "level", "logger", "message", "event", "region", "exception"}
+
+
+def test_every_event_of_a_rail_is_in_the_table() -> None:
+    table = str(log_format.__doc__)
+    assert [event for event in LEVELS if f"``{event}``" not in table] == []
 
 
 def test_a_handler_that_fails_leaves_a_line_that_names_its_method(caplog: pytest.LogCaptureFixture) -> None:

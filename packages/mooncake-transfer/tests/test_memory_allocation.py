@@ -125,6 +125,29 @@ def test_huge_pages_hold_the_region_when_there_are_any() -> None:
     memory.close()
 
 
+def test_the_kernel_makes_huge_pages_of_common_memory() -> None:
+    before = Path("/proc/self/maps").read_text().count("---p")
+    try:
+        memory = allocate_shareable(3 * MIB, "large", huge_pages="transparent")
+    except MemoryUnavailable as error:
+        pytest.skip(str(error))
+    page = shareable.transparent_huge_page_bytes()
+    assert (memory.nbytes % page, memory.address % page) == (0, 0)
+    assert smaps_of(memory)["Rss"] == memory.nbytes
+    assert smaps_of(memory)["ShmemPmdMapped"] in range(0, memory.nbytes + 1, page)  # as room was found
+    assert ctypes.string_at(memory.address, memory.nbytes) == bytes(memory.nbytes)
+    memory.close()
+    assert Path("/proc/self/maps").read_text().count("---p") == before  # no reserved room is left
+
+
+def test_a_kernel_without_transparent_huge_pages_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shareable, "TRANSPARENT_SIZE", tmp_path / "none")
+    with pytest.raises(MemoryUnavailable, match="use huge_pages=True or False"):
+        allocate_shareable(MIB, "large", huge_pages="transparent")
+
+
 def _free_huge_pages() -> int:
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     return int(fields["HugePages_Free"])

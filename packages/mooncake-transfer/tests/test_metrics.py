@@ -3,11 +3,14 @@
 import gc
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 
 import pytest
 
-from mooncake_transfer import TransferConfig, TransferEngine
-from mooncake_transfer.errors import ConfigError
+from mooncake_transfer import RailConfig, TransferConfig, TransferEngine
+from mooncake_transfer.errors import ConfigError, PeerUnreachable
+from mooncake_transfer.testing.fake import FakeFabric
+from mooncake_transfer.testing.fixtures import wait_until
 
 prometheus_client = pytest.importorskip(
     "prometheus_client", reason="prometheus-client is not installed (the extra 'metrics')"
@@ -17,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families  # noqa: E40
 from mooncake_transfer.metrics import EngineCollector  # noqa: E402
 
 MIB = 1 << 20
+DEADLINE_S = 20.0
 
 
 def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -53,10 +57,79 @@ def test_rails_and_drivers_have_metrics_that_follow_what_moved() -> None:
         driver |= {("device", "")}
         assert found["mooncake_transfer_driver_bytes_written_total", frozenset(driver)] == MIB
         assert found["mooncake_transfer_driver_bytes_read_total", frozenset(driver)] == 4096
+        assert found["mooncake_transfer_driver_faults_total", frozenset(driver)] == 0
         assert found["mooncake_transfer_region_bytes", frozenset({("engine", mover.address)})] == MIB
         operations = found["mooncake_transfer_rail_operations_total", frozenset(rail)]
         endless = frozenset(rail | {("le", "+Inf")})
         assert found["mooncake_transfer_rail_latency_seconds_bucket", endless] == operations
+
+
+class Failing:
+    """A rail whose local device is dead, as the metrics of its engine show it."""
+
+    def __init__(self, stack: ExitStack, rails: RailConfig) -> None:
+        fabric = stack.enter_context(FakeFabric())
+        self.near = stack.enter_context(TransferEngine(fabric.config("near", rails=rails)))
+        far = stack.enter_context(TransferEngine(fabric.config("far")))
+        self.local = self.near.allocate(4096)
+        self.remote = self.near.import_region(far.allocate(4096).descriptor())
+        self.registry = prometheus_client.CollectorRegistry()
+        self.registry.register(EngineCollector(self.near))
+        self.device = fabric.device("near")
+        self.device.die()
+
+    def write(self) -> None:
+        self.near.write(self.local, self.remote, [[0, 0, 4096]]).wait(DEADLINE_S)
+
+    def fail(self) -> None:
+        with pytest.raises(PeerUnreachable):
+            self.write()
+
+    def rail(self) -> dict[str, float]:
+        """Its counters, by name without prefix, and those of its states that are 1, by name of the state."""
+        found: dict[str, float] = {}
+        for (name, labels), value in samples(
+            prometheus_client.generate_latest(self.registry).decode()
+        ).items():
+            if name == "mooncake_transfer_rail_state" and value:
+                found[dict(labels)["state"]] = value
+            elif name.startswith("mooncake_transfer_rail_") and name.endswith("_total"):
+                found[name.removeprefix("mooncake_transfer_rail_")] = value
+        return found
+
+
+def test_a_rail_that_fails_shows_an_open_breaker_and_its_errors() -> None:
+    with ExitStack() as stack:
+        rail = Failing(stack, RailConfig(breaker_errors=1, breaker_pause_s=600, attempts=1))
+        rail.fail()
+        counters = {"bytes_total": 0, "operations_total": 0, "errors_total": 1, "retries_total": 0}
+        assert rail.rail() == {"open": 1, **counters}
+
+
+def test_a_breaker_is_half_open_after_its_pause_and_closed_after_a_success() -> None:
+    with ExitStack() as stack:
+        rail = Failing(stack, RailConfig(breaker_errors=1, breaker_pause_s=0.05, attempts=1))
+        rail.fail()
+        wait_until(lambda: "half-open" in rail.rail(), "the pause is over")
+        counters = {"bytes_total": 0, "operations_total": 0, "errors_total": 1, "retries_total": 0}
+        assert rail.rail() == {"half-open": 1, **counters}
+        rail.device.revive()
+        rail.write()
+        counters |= {"bytes_total": 4096, "operations_total": 1}
+        assert rail.rail() == {"closed": 1, **counters}
+
+
+def test_a_rail_that_failed_less_often_than_its_breaker_takes_is_suspect_and_counts_its_retries() -> None:
+    with ExitStack() as stack:
+        rail = Failing(stack, RailConfig(breaker_errors=100, suspect_pause_s=600, attempts=3))
+        rail.fail()
+        assert rail.rail() == {
+            "suspect": 1,
+            "bytes_total": 0,
+            "operations_total": 0,
+            "errors_total": 3,
+            "retries_total": 2,
+        }
 
 
 def test_each_device_of_a_driver_has_metrics_of_its_own() -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
@@ -17,6 +18,8 @@ from mooncake_transfer.errors import (
     RegionClosed,
 )
 from mooncake_transfer.pool import BufferPool
+from mooncake_transfer.testing.fake import FakeFabric
+from mooncake_transfer.testing.fixtures import wait_until
 
 KIB = 1 << 10
 DEADLINE_S = 20.0
@@ -201,3 +204,36 @@ def test_closing_waits_for_buffers_and_sends_waiters_away(engine: TransferEngine
     pool.close()
     with pytest.raises(RegionClosed):
         pool.acquire(1)
+
+
+def test_closing_waits_for_peers_no_longer_than_it_said() -> None:
+    with ExitStack() as stack:
+        fabric = stack.enter_context(FakeFabric())
+        near = stack.enter_context(TransferEngine(fabric.config("near")))
+        # Without a limit of its own, closing a region would wait so long.
+        far = stack.enter_context(TransferEngine(fabric.config("far", close_timeout_s=DEADLINE_S)))
+        device = fabric.device("far")
+        stack.callback(device.release)
+        pool = small_pool(far)
+        with pool.acquire(64 * KIB) as buffer:
+            remote = near.import_region(buffer.region.descriptor())
+            device.hold()
+            transfer = near.read(near.allocate(KIB), remote, [[0, 0, KIB]])
+            wait_until(lambda: device.held() == 1, "the owner's device holds the read")
+        began_s = time.monotonic()
+        with pytest.raises(RegionBusy, match="peers still use it"):
+            pool.close(timeout_s=0.1)
+        assert time.monotonic() - began_s < DEADLINE_S / 2
+        device.release()
+        transfer.wait(DEADLINE_S)
+        pool.close(DEADLINE_S)
+
+
+def test_an_idle_pool_closes_without_waiting(engine: TransferEngine) -> None:
+    pool = small_pool(engine)
+    with pool.acquire(KIB) as buffer, TransferEngine() as peer:
+        remote = peer.import_region(buffer.region.descriptor())
+        peer.read(peer.allocate(KIB), remote, [[0, 0, KIB]]).wait(DEADLINE_S)
+    pool.close(timeout_s=0)
+    with pytest.raises(RegionClosed):
+        buffer.region.descriptor()

@@ -50,7 +50,7 @@ def mooncake_transfer_drivers():
     return [*foreign, DriverInfo("trusted", dram, 9, probe=pid, load=lambda: None, trusted_probe=True)]
 """
 NAMES = ("crash", "hang", "leave", "chat", "pid", "nonsense", "rude")
-LIMIT_S = 3.0
+LIMIT_S = 6.0  # on a loaded machine, half of it is the start of Python
 
 
 @pytest.fixture
@@ -77,11 +77,12 @@ def installed(plugin: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_each_driver_gets_its_own_verdict(plugin: str) -> None:
-    verdicts = probe_apart([Question(name, plugin) for name in NAMES], limit_s=LIMIT_S)
+    verdicts = probe_apart([Question(name, plugin) for name in NAMES if name != "hang"], limit_s=30)
+    verdicts |= probe_apart([Question("hang", plugin)], limit_s=1)
     reasons = {name: found.reason for name, found in verdicts.items() if isinstance(found, Unavailable)}
     assert reasons == {
         "crash": "its probe crashed: SIGSEGV",
-        "hang": "its probe did not answer within 3 s",
+        "hang": "its probe did not answer within 1 s",
         "leave": "its probe ended the process with status 7",
         "nonsense": "its probe returned 5, which is neither Available nor Unavailable",
         "rude": "its probe failed: OSError: no card; buy one",
@@ -93,7 +94,7 @@ def test_each_driver_gets_its_own_verdict(plugin: str) -> None:
 
 def test_a_plugin_that_is_gone_is_a_reason(plugin: str) -> None:
     gone, renamed = Question("chat", "zoo_nowhere"), Question("other", plugin)
-    verdicts = probe_apart([gone, renamed], limit_s=LIMIT_S)
+    verdicts = probe_apart([gone, renamed], limit_s=30)
     assert isinstance(verdicts["chat"], Unavailable)
     assert "zoo_nowhere" in verdicts["chat"].reason
     assert isinstance(verdicts["other"], Unavailable)

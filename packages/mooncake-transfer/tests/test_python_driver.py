@@ -16,7 +16,7 @@ import pytest
 
 from mooncake_transfer import TransferConfig, TransferEngine, plugins
 from mooncake_transfer.errors import DriverUnavailable, TransferError
-from mooncake_transfer.hooks import Available, DriverInfo, hookimpl
+from mooncake_transfer.hooks import Available, DriverInfo, EndpointSpec, hookimpl
 from mooncake_transfer.python_driver import (
     DriverFailure,
     EndpointCaps,
@@ -31,6 +31,7 @@ from mooncake_transfer.testing import DriverConformance, Quirks
 
 PIECE = 256 << 10
 TURN_S = 0.002
+DEADLINE_S = 20.0
 
 
 class Region:
@@ -177,6 +178,35 @@ class Unopenable(Memory):
         raise DriverFailure(StatusCode.UNSUPPORTED, "no such device")
 
 
+class Late(Memory):
+    """Its first device loses writes on their way, which may land until the peer has fenced them."""
+
+    fenced: ClassVar[list[bytes]] = []
+    lost: ClassVar[list[Late]] = []
+
+    def copy(self, operation: Operation, moved: int) -> int:
+        if self.options["device"] == "first" and operation.opcode == Opcode.WRITE:
+            self.lost.append(self)
+            self.late_writes(operation.connection, b"lost by " + self.name)
+            raise DriverFailure(StatusCode.UNREACHABLE, "the write was lost on its way")
+        assert self.fenced or not self.lost, "an operation overtakes a write that may land yet"
+        return super().copy(operation, moved)
+
+    def fence(self, token: bytes) -> bool:
+        self.fenced.append(token)
+        if len(self.fenced) < 2:
+            return False  # and is asked again
+        for initiator in self.lost:
+            for connection in initiator.connections:
+                initiator.late_writes(connection, b"")
+        return True
+
+
+def two_devices(_: Mapping[str, object]) -> list[EndpointSpec]:
+    """Of the driver above."""
+    return [EndpointSpec(name, {"device": name}) for name in ("first", "second")]
+
+
 class Plugin:
     @hookimpl
     def mooncake_transfer_drivers(self) -> list[DriverInfo]:
@@ -186,10 +216,11 @@ class Plugin:
                 frozenset({"dram"}),
                 priority=1,
                 probe=Available,
-                load=lambda kind=kind: capsule(kind.__name__.lower(), kind),
+                load=lambda kind=kind: capsule(kind.__name__.lower(), kind, fences=kind is Late),
                 trusted_probe=True,
+                endpoints=two_devices if kind is Late else None,
             )
-            for kind in (Memory, Broken, Unopenable)
+            for kind in (Memory, Broken, Unopenable, Late)
         ]
 
 
@@ -212,6 +243,21 @@ def test_what_a_driver_raises_reaches_the_caller_and_ends_nothing(caplog: pytest
             with pytest.raises(TransferError, match="ZeroDivisionError: the driver has a fault"):
                 engine.allocate(4096)
     assert any("ZeroDivisionError" in (record.exc_text or "") for record in caplog.records)
+
+
+def test_a_write_waits_until_the_peer_has_fenced_those_that_may_land_yet() -> None:
+    with TransferEngine(TransferConfig(drivers=("late",))) as owner:
+        there = owner.allocate(4096)
+        with TransferEngine(TransferConfig(drivers=("late",))) as user:
+            here, remote = user.allocate(4096), user.import_region(there.descriptor())
+            for number in range(1, 200):  # sooner or later one goes by the device that loses them
+                here.view()[:] = bytes([number]) * 4096
+                user.write(here, remote, [[0, 0, 4096]]).wait(DEADLINE_S)
+                assert bytes(there.view()) == bytes(here.view())
+                if Late.lost:
+                    break
+    assert len(Late.fenced) >= 2
+    assert set(Late.fenced) == {b"lost by " + loser.name for loser in Late.lost}
 
 
 def test_an_endpoint_that_cannot_be_opened_says_why() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from mooncake_transfer import RailConfig, RailStatus, Region, RemoteRegion, Transfer, TransferEngine
 from mooncake_transfer.errors import NoRoute, PeerUnreachable
+from mooncake_transfer.log_format import fields_of
 from mooncake_transfer.testing.fake import FakeFabric
 from mooncake_transfer.testing.fixtures import bytes_of, wait_until
 
@@ -34,7 +35,7 @@ class Pair:
         )
         self.far = stack.enter_context(TransferEngine(config("far", devices=devices, options=options)))
         self.local: Region = self.near.allocate(nbytes)
-        self.owned: Region = self.far.allocate(nbytes)
+        self.owned: Region = self.far.allocate(nbytes, name="kv")
         self.remote: RemoteRegion = self.near.import_region(self.owned.descriptor())
         self.nbytes = nbytes
         np.frombuffer(self.local.view(), dtype=np.uint8)[:] = np.resize(
@@ -79,8 +80,9 @@ def test_small_transfers_are_not_cut(stack: ExitStack) -> None:
 def test_a_faster_rail_gets_more(stack: ExitStack) -> None:
     rails = RailConfig(probe_every=0, slice_bytes=256 << 10)
     pair = Pair(stack, 8 * MIB, rails=rails, options={"in_flight_bytes": MIB})
-    pair.fabric.device("near", 0).slow(bandwidth=1.5e8)
-    pair.fabric.device("near", 1).slow(bandwidth=5e7)
+    # So slow that a slice takes longer than a busy machine keeps a thread from its core.
+    pair.fabric.device("near", 0).slow(bandwidth=3e7)
+    pair.fabric.device("near", 1).slow(bandwidth=1e7)
     for _ in range(3):
         transfer = pair.write()
         transfer.wait(DEADLINE_S)
@@ -139,6 +141,8 @@ def test_a_burst_of_failures_is_one_incident_and_three_incidents_open_the_breake
     # Long enough for two writes on a busy machine.
     rails = RailConfig(breaker_pause_s=2, breaker_max_pause_s=2, suspect_pause_s=0.001, probe_every=0)
     pair = Pair(stack, 8 * MIB, rails=rails)
+    for index in range(2):  # no faster than they claim, or the other one seems too slow to be used at all
+        pair.fabric.device("near", index).slow(bandwidth=1e9)
     device = pair.fabric.device("near", 1)
     device.die()
     pair.write().wait(DEADLINE_S)
@@ -160,6 +164,67 @@ def test_a_burst_of_failures_is_one_incident_and_three_incidents_open_the_breake
 
     wait_until(it_closed, "a trial after the pause succeeds")
     pair.check_written()
+
+
+def test_a_rail_that_seems_far_too_slow_is_tried_by_the_next_transfer_after_its_pause(
+    stack: ExitStack,
+) -> None:
+    rails = RailConfig(breaker_errors=1, breaker_pause_s=0.2, probe_every=0)
+    claimed = 10_000_000  # of which the other rail moves a hundred times more
+    pair = Pair(stack, 4 * MIB, rails=rails, options={"bandwidth": claimed})
+    device = pair.fabric.device("near", 1)
+    device.die()
+
+    def it_seems_slow() -> bool:
+        pair.write().wait(DEADLINE_S)
+        return pair.rail("fake0", "fake0").bandwidth_bytes_per_s > 8 * claimed
+
+    wait_until(it_seems_slow, "the other rail is far faster than this one claims")
+    wait_until(lambda: pair.rail("fake1", "fake1").state == "half-open", "the pause is over")
+    device.revive()
+    pair.write().wait(DEADLINE_S)
+    assert pair.rail("fake1", "fake1").state == "closed"
+    pair.check_written()
+
+
+def test_only_one_slice_tries_a_rail_after_its_pause(stack: ExitStack) -> None:
+    rails = RailConfig(breaker_errors=1, breaker_pause_s=0.2, breaker_max_pause_s=0.2, probe_every=0)
+    pair = Pair(stack, 8 * MIB, rails=rails)
+    device = pair.fabric.device("near", 1)
+    device.die()
+    pair.write().wait(DEADLINE_S)
+    wait_until(lambda: pair.rail("fake1", "fake1").state == "half-open", "the pause is over")
+    device.revive()
+    device.freeze()  # so the trial does not end
+    tried = device.counters().operations
+    transfer = pair.write()
+    wait_until(lambda: transfer.bytes_done >= 8 * MIB - (64 << 10), "the other rail moves the rest")
+    assert device.counters().operations - tried == 1
+    device.thaw()
+    transfer.wait(DEADLINE_S)
+    assert pair.rail("fake1", "fake1").state == "closed"
+    pair.check_written()
+
+
+def test_one_slice_in_a_hundred_probes_and_the_slow_rail_has_every_second_of_them(stack: ExitStack) -> None:
+    pair = Pair(stack, 2 * MIB, rails=RailConfig(slice_bytes=64 << 10))
+    pair.fabric.device("near", 1).slow(bandwidth=1e7)
+
+    def slices() -> tuple[int, int]:
+        return pair.rail("fake0", "fake0").ops, pair.rail("fake1", "fake1").ops
+
+    def it_is_cut_off() -> bool:
+        pair.write().wait(DEADLINE_S)
+        return pair.rail("fake1", "fake1").bandwidth_bytes_per_s < 2e7
+
+    wait_until(it_is_cut_off, "the second rail is known to be slow")
+    fast, slow = slices()
+    for _ in range(62):
+        pair.write().wait(DEADLINE_S)
+    done, (_, slow_now) = sum(slices()), slices()
+    assert done - fast - slow == 62 * 32
+    expected = [nth for nth in range(fast + slow + 1, done + 1) if nth % 100 == 0 and nth // 100 % 2]
+    assert slow_now - slow == len(expected)
 
 
 def test_each_pause_of_a_rail_that_stays_dead_is_twice_the_last_one_up_to_the_longest(
@@ -242,6 +307,8 @@ def test_the_next_driver_takes_over_and_the_reason_is_logged_once(
     (record,) = [record for record in caplog.records if "near.fast0" in record.getMessage()]
     assert record.__dict__["peer"] == pair.far.address
     assert record.__dict__["rail"] == "fast fast0 -> fast0"
+    assert record.__dict__["region"] == "kv"
+    assert {"peer", "rail", "region", "event"} <= fields_of(record).keys()
 
 
 def test_a_slower_driver_gets_nothing_while_the_faster_one_works(stack: ExitStack) -> None:

@@ -52,6 +52,10 @@ def held() -> Iterator[Held]:
         yield Held(stack)
 
 
+# Whose, what, and where it stands.
+USED = r"'local' is used by 1 transfers of this engine, such as the read from .* \(0 of .*fake.*\); wait"
+
+
 def closing(region: Region, in_use: str = "wait") -> tuple[threading.Thread, list[BaseException]]:
     """Close it in a thread; what that raised is in the list."""
     raised: list[BaseException] = []
@@ -69,7 +73,7 @@ def closing(region: Region, in_use: str = "wait") -> tuple[threading.Thread, lis
 
 def test_refuse_raises_at_once_for_an_own_transfer_and_changes_nothing(held: Held) -> None:
     began = time.monotonic()
-    with pytest.raises(RegionBusy, match=r"'local' is used by 1 transfers of this engine"):
+    with pytest.raises(RegionBusy, match=USED):
         held.local.close(DEADLINE_S, in_use="refuse")
     assert time.monotonic() - began < DEADLINE_S / 2
     second = held.read()  # it takes transfers as before
@@ -153,6 +157,16 @@ def test_a_peers_operation_that_outlasts_the_timeout_is_an_error_and_the_memory_
         held.near.read(held.near.allocate(NBYTES), held.remote, ALL).wait(DEADLINE_S)
     held.finish()
     held.owned.close(DEADLINE_S, in_use=in_use)  # type: ignore[arg-type]
+
+
+def test_a_prepared_transfer_is_refused_once_the_remote_region_is_closed(held: Held) -> None:
+    prepared = held.near.prepare_write(held.local, held.remote, ALL)
+    held.finish()
+    prepared.post().wait(DEADLINE_S)
+    held.remote.close()
+    for options in ({}, {"verify": True}, {"priority": "high"}):
+        with pytest.raises(RegionClosed, match=r"remote region 'owned' of .* was closed; import it again"):
+            prepared.post(**options)  # type: ignore[arg-type]
 
 
 def test_another_word_for_in_use_is_refused(held: Held) -> None:

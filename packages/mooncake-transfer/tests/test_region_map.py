@@ -51,16 +51,15 @@ def test_addresses_of_a_file_and_of_memory_do_not_meet(tmp_path: Path) -> None:
     regions = RegionMap()
     regions.add(1, memory(10, 110), "memory")
     parts = [file_source(FileSource(path, *part)) for part in ((60, 100), (60, 100), (100, 100))]
-    other = os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR)
+    other = Memory(0, 100, None, os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR), 100, MemoryKind.FILE)
     try:
         regions.add(2, parts[0], "part")
         regions.add(3, parts[1], "the same by another descriptor")
         with pytest.raises(RegionOverlap):
             regions.add(4, parts[2], "half of it")
-        regions.add(5, Memory(0, 100, None, other, 100, MemoryKind.FILE), "in another file")
+        regions.add(5, other, "in another file")
     finally:
-        os.close(other)
-        for part in parts:
+        for part in (*parts, other):
             part.close()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,14 @@ from mooncake_transfer import (
     TransferEngine,
     TransferState,
 )
-from mooncake_transfer.errors import ConfigError, NoRoute, PeerUnreachable, RegionRefused, TransferTimeout
+from mooncake_transfer.errors import (
+    ConfigError,
+    NoRoute,
+    PeerUnreachable,
+    RegionRefused,
+    TransferCancelled,
+    TransferTimeout,
+)
 from mooncake_transfer.testing.fake import FakeFabric
 from mooncake_transfer.testing.fixtures import bytes_of, wait_until
 from mooncake_transfer.transfer import Priority
@@ -110,6 +119,19 @@ def test_a_failed_transfer_can_be_posted_again(stack: ExitStack) -> None:
     assert transfer.status().failure == ""
 
 
+def test_cancelling_many_operations_asks_the_driver_once_for_each(stack: ExitStack) -> None:
+    fabric = stack.enter_context(FakeFabric())
+    pair = Pair(stack, fabric.config("near"), fabric.config("far"), MIB)
+    device = fabric.device("near")
+    device.freeze()
+    transfer = pair.near.write(pair.local, pair.remote, [[2 * i, 2 * i, 1] for i in range(2000)])
+    wait_until(lambda: device.counters().in_flight == 2000, "the driver has all of them")
+    transfer.cancel()
+    with pytest.raises(TransferCancelled):
+        transfer.wait(DEADLINE_S)
+    assert 2000 <= device.counters().cancels <= 4000
+
+
 def test_one_lost_connection_does_not_fail_a_transfer(stack: ExitStack) -> None:
     pair = Slow(stack)
     pair.device.fail(next=1, status="unreachable")
@@ -153,10 +175,29 @@ def test_a_grid_outside_its_regions_is_refused_before_anything_moves(
     pair: Pair, change: dict[str, Any], message: str
 ) -> None:
     sides = {"index": [2], "stride": 1024, **change}
-    grid = Grid(local=GridSide(**sides), remote=GridSide(index=[0], stride=0), length=1024, outer=2)
-    with pytest.raises((RegionRefused, ConfigError), match=message):
+
+    def write() -> None:
+        grid = Grid(local=GridSide(**sides), remote=GridSide(index=[0], stride=0), length=1024, outer=2)
         pair.near.write(pair.local, pair.remote, grid)
+
+    with pytest.raises((RegionRefused, ConfigError), match=message):
+        write()
     assert not bytes_of(pair.owned).any()
+
+
+def test_nothing_is_left_over_by_operation(pair: Pair) -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    def move(times: int) -> None:
+        for _ in range(times):
+            pair.near.write(pair.local, pair.remote, [[0, 0, 64]]).wait(DEADLINE_S)
+
+    move(2_000)
+    before = resident_bytes()
+    move(20_000)
+    # The smallest block that malloc gives has 32 bytes.
+    assert resident_bytes() - before < 20_000 * 16
 
 
 def test_a_hundred_thousand_blocks_need_no_object_each(pair: Pair) -> None:

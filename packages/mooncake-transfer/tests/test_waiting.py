@@ -15,10 +15,12 @@ from mooncake_transfer.errors import PeerUnreachable, TransferCancelled, Transfe
 from mooncake_transfer.testing.fake import FakeFabric
 from mooncake_transfer.testing.fixtures import wait_until
 
-KIB = 1 << 10
+KIB, MIB = 1 << 10, 1 << 20
 NBYTES = 256 * KIB
-HUNG_S = 1.5  # how long the hung transfer is waited for; what is tested must be over in a fraction of it
-SOON_S = 0.5
+IDLE_S = 1.5
+HUNG_S = (
+    60.0  # how long a hung transfer is waited for; what is tested ends before, within the 10 s it is given
+)
 
 
 class Three:
@@ -52,13 +54,17 @@ class Three:
         hung = self.write(self.to_hung)
 
         def wait() -> None:
-            with pytest.raises(TransferTimeout):
+            with pytest.raises(TransferCancelled):
                 hung.wait(HUNG_S)
 
         thread = threading.Thread(target=wait)
         thread.start()
-        yield
-        thread.join(HUNG_S + 10)
+        try:
+            yield
+            assert thread.is_alive()
+        finally:
+            hung.cancel()
+            thread.join(10)
         assert not thread.is_alive()
 
 
@@ -76,46 +82,56 @@ def test_waiting_takes_no_processor_time_whatever_other_drivers_did_before(three
     hung = three.write(three.to_hung)
     used_s = time.process_time()
     with pytest.raises(TransferTimeout):
-        hung.wait(HUNG_S)
-    assert time.process_time() - used_s < HUNG_S / 3
+        hung.wait(IDLE_S)
+    assert time.process_time() - used_s < IDLE_S / 3
+
+
+def test_a_thread_that_keeps_waiting_for_slow_transfers_polls_for_few_of_them() -> None:
+    nbytes = MIB  # worth 50 us of polling, and 4 bytes more each ns
+    with (
+        FakeFabric() as fabric,
+        TransferEngine(fabric.config("near")) as near,
+        TransferEngine(fabric.config("far")) as far,
+    ):
+        local, remote = near.allocate(nbytes), near.import_region(far.allocate(nbytes).descriptor())
+        fabric.device("near").slow(latency_s=0.003)
+        transfer = near.prepare_write(local, remote, [[0, 0, nbytes]])
+        used = []
+        for _ in range(100):
+            begun_s = time.thread_time()
+            transfer.post().wait(10)
+            used.append(time.thread_time() - begun_s)
+    assert sorted(used)[50] < 200e-6, "polling alone takes over 300 us"
 
 
 def test_others_transfers_end_while_somebody_waits_for_a_hung_one(three: Three) -> None:
     with three.somebody_waits():
         for _ in range(5):
-            begun_s = time.monotonic()
             three.write(three.to_quick).wait(10)
             three.write(three.to_quick, 50).future().result(10)
-            assert time.monotonic() - begun_s < SOON_S
 
 
 def test_a_deadline_is_kept_while_somebody_waits(three: Three) -> None:
     with three.somebody_waits():
-        begun_s = time.monotonic()
         late = three.near.write(three.local, three.to_hung, [[0, 0, KIB]], deadline_s=0.05)
         with pytest.raises(TransferTimeout, match="deadline"):
             late.wait(10)
-        assert time.monotonic() - begun_s < SOON_S
 
 
 def test_what_waits_in_the_queue_is_cancelled_while_somebody_waits(three: Three) -> None:
     with three.somebody_waits():
         queued = three.write(three.to_hung, 50)
-        begun_s = time.monotonic()
         queued.cancel()
         with pytest.raises(TransferCancelled):
             queued.wait(10)
-        assert time.monotonic() - begun_s < SOON_S
 
 
 def test_a_failure_is_told_while_somebody_waits(three: Three) -> None:
     with three.somebody_waits():
         three.fabric.device("near", driver="fast").fail(next=1, status="unreachable")
         three.fabric.device("near", driver="plain").fail(next=1, status="unreachable")
-        begun_s = time.monotonic()
         with pytest.raises(PeerUnreachable):
             three.write(three.to_quick).wait(10)
-        assert time.monotonic() - begun_s < SOON_S
 
 
 def test_a_driver_without_a_descriptor_is_polled_while_somebody_waits_on_another() -> None:
@@ -141,17 +157,18 @@ def test_a_driver_without_a_descriptor_is_polled_while_somebody_waits_on_another
         stuck = near.write(local, to_hung, [[0, 0, KIB]])
 
         def wait() -> None:
-            with pytest.raises(TransferTimeout):
+            with pytest.raises(TransferCancelled):
                 stuck.wait(HUNG_S)
 
         leader = threading.Thread(target=wait)
         leader.start()
         wait_until(lambda: fabric.device("near", driver="plain").counters().in_flight == 1, "it hangs")
         near.write(local, to_quick, [[0, 0, KIB]]).wait(10)  # until the leader sleeps, whatever it did before
-        begun_s = time.monotonic()
         near.write(local, to_quick, [[0, 0, KIB]]).wait(10)
-        assert time.monotonic() - begun_s < SOON_S
-        leader.join(HUNG_S + 10)
+        assert leader.is_alive()
+        stuck.cancel()
+        leader.join(10)
+        assert not leader.is_alive()
 
 
 def test_an_engine_with_queued_transfers_is_forgotten_once_closed(three: Three) -> None:

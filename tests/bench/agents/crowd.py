@@ -31,7 +31,7 @@ class Member(threading.Thread):
         self._engine, self._local, self._remote = engine, local, remote
         self._room, self._remote_room, self._end_s = room, remote_room, end_s
         self._order = random.Random(room)
-        self.bytes = 0
+        self.bytes = self.operations = 0
         self.errors: list[str] = []
 
     def run(self) -> None:
@@ -59,6 +59,7 @@ class Member(threading.Thread):
         if size <= VERIFIED and view[here : here + size] != view[back : back + size]:
             raise ValueError(f"{size} bytes came back changed")
         self.bytes += 2 * size
+        self.operations += 2
 
 
 def serve(engines: int, room: int) -> None:
@@ -102,7 +103,7 @@ def run(peers: int, threads: int, seconds: float) -> dict[str, object]:
             member.start()
         samples = []
         while time.monotonic() < end_s:
-            samples.append(resident_bytes(pids))
+            samples.append((sum(member.operations for member in everyone), resident_bytes(pids)))
             time.sleep(seconds / 100)
         for member in everyone:
             member.join(2 * WAIT_S)
@@ -114,7 +115,7 @@ def run(peers: int, threads: int, seconds: float) -> dict[str, object]:
         "bytes": sum(served),
         "errors": len(errors),
         "first_error": errors[0] if errors else None,
-        "rss_bytes": samples,
+        "samples": samples,
         "unfairness": max(served) / max(1, min(served)),
     }
 

@@ -25,7 +25,6 @@ KIB, MIB = 1 << 10, 1 << 20
 FILE_BYTES = 512 * MIB
 SIZES = (4 * KIB, MIB)
 DEPTHS, QUICK_DEPTHS = (1, 2, 4, 8, 16, 32), (1, 32)
-BUFFERS = 64
 FIO_LIMIT_S = 60.0
 TARGET = Target(on=RATIO, at_least=0.95)
 
@@ -33,7 +32,13 @@ TARGET = Target(on=RATIO, at_least=0.95)
 def fio(path: Path, way: str, size: int, depth: int, window_s: float) -> float:
     """Bytes a second of fio's io_uring engine, with registered buffers and file."""
     command = ["fio", "--name=bench", f"--filename={path}", f"--size={FILE_BYTES}", f"--rw=rand{way}"]
-    command += [f"--bs={size}", f"--iodepth={depth}", f"--runtime={window_s}", "--time_based", "--direct=1"]
+    command += [
+        f"--bs={size}",
+        f"--iodepth={depth}",
+        f"--runtime={round(1000 * window_s)}ms",
+        "--time_based",
+        "--direct=1",
+    ]
     command += ["--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1", "--randrepeat=0"]
     command += ["--norandommap=1", "--output-format=json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=FIO_LIMIT_S, check=True)
@@ -47,11 +52,11 @@ def ours(path: Path, way: str, size: int, depth: int, window_s: float, expected:
     count = max(4 * depth, int(expected * window_s / size))
     random = np.random.default_rng()
     blocks = np.empty((count, 3), np.uint64)
-    blocks[:, 0] = np.arange(count) % BUFFERS * size
+    blocks[:, 0] = np.arange(count) % depth * size
     blocks[:, 1] = random.integers(0, FILE_BYTES // size, count) * size
     blocks[:, 2] = size
     with TransferEngine(config) as engine:
-        memory = engine.allocate(BUFFERS * size, prefault=True)
+        memory = engine.allocate(depth * size, huge_pages="transparent")
         place = engine.import_region(engine.register(FileSource(path)).descriptor())
         prepare = engine.prepare_read if way == "read" else engine.prepare_write
         prepare(memory, place, blocks[: 4 * depth]).post().wait(FIO_LIMIT_S)

@@ -12,9 +12,11 @@ KIB, MIB = 1 << 10, 1 << 20
 # Contestants by their short names, as `--only` and the cases use them.
 SHM, TCP, CXL = "ours-shm", "ours-tcp", "ours-cxl"
 NIXL, NIXL_TCP, NIXL_TCP_SEEN = "nixl", "nixl-tcp", "nixl-tcp-seen"
-UPSTREAM, GLOO, COPY = "upstream", "gloo", "copy"
+UPSTREAM_STORE, REDIS = "upstream-store", "redis"
+UPSTREAM, GLOO, COPY, SOCKET = "upstream", "gloo", "plain_copy", "plain_socket"
 
 LATENCY, RATE, BLOCK_RATE, CPU = "us p50", "GB/s", "M blocks/s", "CPU s/GB"
+OBJECT_RATE, KEY_RATE = "k objects/s", "M keys/s"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Operation:
 class Case:
     """Rows of the table: one operation of ours in one unit, against each of some peers.
 
-    ``targets`` hold in the condition ``target_in``. ``in_quick``: whether --quick measures it, too.
+    ``targets`` hold in the conditions ``target_in``. ``in_quick``: whether --quick measures it, too.
     """
 
     ours: str
@@ -49,7 +51,7 @@ class Case:
     targets: tuple[Target | None, ...] = ()
     note: str = ""
     conditions: tuple[str, ...] = (IDLE, BUSY)
-    target_in: str = IDLE
+    target_in: tuple[str, ...] = (IDLE, BUSY)
     in_quick: bool = True
 
     @property
@@ -114,14 +116,14 @@ def cxl_cases() -> list[Case]:
 
 
 def tcp_cases() -> list[Case]:
-    """Loopback against NIXL over tcp, upstream, and gloo's send with an answer."""
+    """Loopback against NIXL over tcp, upstream, gloo's send with an answer, and bare sockets."""
     found = []
     for size in (64 * KIB, MIB, 16 * MIB):
         upstream = at_least(3.0) if size >= MIB else None
         read, write = Operation("read", size), Operation("write", size)
-        found.append(Case(TCP, read, RATE, (NIXL_TCP, UPSTREAM), (at_least(1.3), upstream)))
-        targets = (at_least(1.2), upstream, None, None)
-        peers = (NIXL_TCP_SEEN, UPSTREAM, NIXL_TCP, GLOO)
+        found.append(Case(TCP, read, RATE, (NIXL_TCP, UPSTREAM, SOCKET), (at_least(1.3), upstream, None)))
+        targets = (at_least(1.2), upstream, None, None, None)
+        peers = (NIXL_TCP_SEEN, UPSTREAM, NIXL_TCP, GLOO, SOCKET)
         found.append(Case(TCP, write, RATE, peers, targets, "until visible at the target"))
     for op in ("write", "read"):
         scattered = Operation(op, 4 * KIB, 1000)
@@ -129,10 +131,10 @@ def tcp_cases() -> list[Case]:
     small = Operation("write", 64)
     found.append(Case(TCP, small, LATENCY, (NIXL_TCP,), (None,), conditions=(IDLE,)))
     found.append(
-        Case(TCP, small, LATENCY, (NIXL_TCP,), (at_most(1.0),), conditions=(AWAKE,), target_in=AWAKE)
+        Case(TCP, small, LATENCY, (NIXL_TCP,), (at_most(1.0),), conditions=(AWAKE,), target_in=(AWAKE,))
     )
     busy = Target(VALUE, at_most=60.0)
-    found.append(Case(TCP, small, LATENCY, (NIXL_TCP,), (busy,), conditions=(BUSY,), target_in=BUSY))
+    found.append(Case(TCP, small, LATENCY, (NIXL_TCP,), (busy,), conditions=(BUSY,), target_in=(BUSY,)))
     cheap = Target(VALUE, at_most=0.5)
     found += [
         Case(TCP, Operation(op, 16 * MIB), CPU, (NIXL_TCP, UPSTREAM), (cheap, None), "both sides together")
@@ -150,6 +152,8 @@ def value(unit: str, operation: Operation, found: dict[str, float]) -> float:
         return found["p50_us"]
     if unit == RATE:
         return operation.nbytes / found["p50_us"] / 1e3
-    if unit == BLOCK_RATE:
+    if unit in (BLOCK_RATE, KEY_RATE):
         return operation.count / found["p50_us"]
+    if unit == OBJECT_RATE:
+        return operation.count / found["p50_us"] * 1e3
     return found["cpu_us"] / operation.nbytes * 1e3

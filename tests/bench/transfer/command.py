@@ -14,7 +14,7 @@ from rows import Row, show, write_json, write_markdown
 from spinners import BUSY, CONDITIONS, cores
 from transfer import cases
 from transfer.cases import Case, Operation
-from transfer.contestants import LABELS, started
+from transfer.contestants import LABELS, Start, started
 from transfer.crowd import crowd_rows
 from transfer.posting import posting_rows
 from transfer.rounds import Findings, Pace, measure
@@ -23,6 +23,7 @@ BENCH = "transfer"
 PACE = Pace(rounds=9, window_s=0.2, limit_s=30.0)
 QUICK_PACE = Pace(rounds=3, window_s=0.06, limit_s=1.5)
 CROWD_S, QUICK_CROWD_S = 60.0, 5.0
+SHOWN = ("p50_us", "p99_us", "core_wait_us")
 
 
 def transfer(
@@ -74,12 +75,12 @@ def compared_rows(
     progress: Callable[[str], None],
     *,
     bench: str = BENCH,
-    pool: str = "",
+    start: Start = started,
 ) -> list[Row]:
-    """Measure cases in all their conditions, each beside its peers."""
+    """Measure cases in all their conditions, each beside its peers, which ``start`` starts."""
     names = dict.fromkeys(name for case in chosen for name in (case.ours, *case.peers))
     rows: dict[Case, list[Row]] = {case: [] for case in chosen}
-    with started(names, folder, progress, pool) as (contestants, absent):
+    with start(names, folder, progress) as (contestants, absent):
         for condition in CONDITIONS:
             there = [case for case in chosen if condition in case.conditions]
             if there:
@@ -127,7 +128,7 @@ def _rows(bench: str, case: Case, condition: str, findings: Findings, absent: di
         details: dict[str, object] = {"condition": condition}
         for whose, found in (("ours", mine), ("peer", theirs)):
             if found is not None:
-                details |= {f"{whose}_p50_us": found["p50_us"], f"{whose}_p99_us": found["p99_us"]}
+                details |= {f"{whose}_{key}": found[key] for key in SHOWN if key in found}
                 details |= {f"{whose}_rounds": found["rounds"], f"{whose}_others_cores": found["others"]}
         for missing in (case.ours, name):
             reason = absent.get(missing) or findings.failures.get(missing)
@@ -141,7 +142,7 @@ def _rows(bench: str, case: Case, condition: str, findings: Findings, absent: di
                 None if mine is None else cases.value(case.unit, case.operation, mine),
                 LABELS[name],
                 None if theirs is None else cases.value(case.unit, case.operation, theirs),
-                target if condition == case.target_in else None,
+                target if condition in case.target_in else None,
                 details,
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import peers
@@ -21,7 +22,17 @@ LABELS = {
     cases.UPSTREAM: "upstream 0.3.13.post1, tcp",
     cases.GLOO: "gloo of torch 2.13.0, send + answer",
     cases.COPY: "plain copy, best of 4 ways",
+    cases.SOCKET: "bare sockets, polling",
+    cases.UPSTREAM_STORE: "upstream's store 0.3.13.post1, tcp",
+    cases.REDIS: "redis, unix socket",
 }
+UPSTREAMS = (cases.UPSTREAM, cases.UPSTREAM_STORE)
+# Those with a side that polls for ever; they would take the cores of others.
+SPINNING = (cases.NIXL, cases.NIXL_TCP, cases.NIXL_TCP_SEEN, cases.SOCKET)
+
+Progress = Callable[[str], None]
+Started = AbstractContextManager[tuple[dict[str, Contestant], dict[str, str]]]
+Start = Callable[[Iterable[str], Path | None, Progress], Started]
 
 
 def _command(name: str, folder: Path | None, pool: str) -> list[str]:
@@ -31,9 +42,9 @@ def _command(name: str, folder: Path | None, pool: str) -> list[str]:
         return [*own, "--pool", pool] if name == cases.CXL else own
     if folder is None:
         raise peers.PeerMissing("peers were not asked for (--without-peers)")
-    if name == cases.COPY:
-        library = peers.plain_copy_library(folder)
-        return [sys.executable, str(AGENTS / "plain_copy.py"), "--library", str(library)]
+    if name in (cases.COPY, cases.SOCKET):
+        library = peers.library_of(name, folder)
+        return [sys.executable, str(AGENTS / f"{name}.py"), "--library", str(library)]
     if name == cases.UPSTREAM:
         return [str(peers.python_of(peers.UPSTREAM, folder)), str(AGENTS / "upstream.py")]
     python = str(peers.python_of(peers.NIXL, folder))
@@ -47,13 +58,18 @@ def _command(name: str, folder: Path | None, pool: str) -> list[str]:
     return [python, str(AGENTS / "nixl.py"), *options[name]]
 
 
+def started(names: Iterable[str], folder: Path | None, progress: Progress, pool: str = "") -> Started:
+    """Start contestants of the transfer bench. ``pool``: path of the pool for the driver cxl."""
+    return starting(names, lambda name: _command(name, folder, pool), progress)
+
+
 @contextlib.contextmanager
-def started(
-    names: Iterable[str], folder: Path | None, progress: Callable[[str], None], pool: str = ""
+def starting(
+    names: Iterable[str], command: Callable[[str], list[str]], progress: Progress
 ) -> Iterator[tuple[dict[str, Contestant], dict[str, str]]]:
     """Start those of ``names`` that can be had; gives them, and the reasons of the others.
 
-    ``pool``: path of the pool for the driver cxl.
+    ``command`` gives the command of an agent, or raises PeerMissing.
     """
     running: dict[str, Contestant] = {}
     absent: dict[str, str] = {}
@@ -61,11 +77,11 @@ def started(
         for name in names:
             progress(f"starting {LABELS.get(name, name)}")
             try:
-                running[name] = Contestant(name, _command(name, folder, pool), name.startswith("nixl"))
+                running[name] = Contestant(name, command(name), name in SPINNING)
             except peers.PeerMissing as missing:
                 absent[name] = str(missing)
             except ContestantFailed as failure:
-                remedy = f" ({peers.UPSTREAM.remedy})" if name == cases.UPSTREAM else ""
+                remedy = f" ({peers.UPSTREAM.remedy})" if name in UPSTREAMS else ""
                 absent[name] = f"{failure}{remedy}"
         yield running, absent
     finally:

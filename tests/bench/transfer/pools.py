@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.console import Console
 from rows import show, write_json
 from transfer import cases
 from transfer.command import PACE, QUICK_PACE, compared_rows
+from transfer.contestants import started
 
 from mooncake_driver_cxl import Pool
 
@@ -54,7 +56,7 @@ def cxl(
             QUICK_PACE if quick else PACE,
             status.update,
             bench="cxl",
-            pool=path,
+            start=functools.partial(started, pool=path),
         )
         del pool
     show(rows, console)

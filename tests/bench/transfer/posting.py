@@ -7,6 +7,7 @@ from pathlib import Path
 
 from contestant import ContestantFailed
 from rows import VALUE, Row, Target
+from spinners import IDLE
 from transfer import cases
 from transfer.contestants import started
 
@@ -26,7 +27,7 @@ def posting_rows(
     rows = []
     with started(what_of, folder, progress) as (contestants, absent):
         for name, what in what_of.items():
-            found, details = [], dict[str, object]()
+            found, details = [], dict[str, object](condition=IDLE)
             progress(what)
             try:
                 if name not in contestants:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from contestant import Contestant, ContestantFailed
 from transfer.cases import Operation
 
-KEYS = ("p50_us", "p99_us", "mean_us", "cpu_us")
+# Of a call: how long it took, the processor time of both sides, and how long their threads could have run but
+# waited for a core.
+KEYS = ("p50_us", "p99_us", "mean_us", "cpu_us", "core_wait_us")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +77,14 @@ def _round(
     for name in turns:
         pids = [*contestants[name].pids, *spinner_pids]
         before, started_s = _others_s(pids), time.monotonic()
+        waited_ns = _core_wait_ns(contestants[name].pids)
         try:
             found[name] = contestants[name].ask(
                 "measure", **dataclasses.asdict(operation), seconds=pace.window_s
             )
+            waited_ns = _core_wait_ns(contestants[name].pids) - waited_ns
+            if calls := found[name].get("calls"):
+                found[name]["core_wait_us"] = waited_ns / calls / 1e3
         except ContestantFailed as failure:
             findings.failures[name] = str(failure)
         noise = max(noise, (_others_s(pids) - before) / (time.monotonic() - started_s))
@@ -85,7 +93,8 @@ def _round(
 
 def _medians(samples: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
     quiet = sorted(samples, key=lambda sample: sample[0])[: max(3, (len(samples) + 1) // 2)]
-    medians = {key: statistics.median(found[key] for _, found in quiet) for key in KEYS}
+    keys = [key for key in KEYS if all(key in found for _, found in quiet)]
+    medians = {key: statistics.median(found[key] for _, found in quiet) for key in keys}
     return {**medians, "others": statistics.median(noise for noise, _ in quiet), "rounds": len(quiet)}
 
 
@@ -99,3 +108,13 @@ def _others_s(pids: Sequence[int]) -> float:
             fields = file.read().rsplit(")", 1)[1].split()
         used += int(fields[11]) + int(fields[12])
     return (user + nice + system - used) / os.sysconf("SC_CLK_TCK")
+
+
+def _core_wait_ns(pids: Sequence[int]) -> int:
+    """What the threads of these processes have waited for a core so far, as their scheduler counts it."""
+    waited = 0
+    for pid in pids:
+        for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+                waited += int(file.read_text().split()[1])
+    return waited

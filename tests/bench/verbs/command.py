@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
+import nics
 import rows
 import typer
 from rich.console import Console
@@ -23,9 +24,6 @@ TARGET_OPERATIONS = 10e6
 COUNTED = (1 << 20, 1 << 21)
 BUILD_S, RUN_S = 600, 300
 MTU, HEADERS = 4096, 82  # RoCEv2 over IPv4 with preamble, gap and check sum
-# NICs, gigabits a second of each, and what Mooncake has published for them in GB/s.
-CLUSTERS = ((4, 200, 87.0), (8, 400, 190.0))
-SLICES = (4 << 10, 64 << 10, 1 << 20)
 
 
 def build(folder: Path) -> tuple[Path, Path]:
@@ -42,35 +40,28 @@ def build(folder: Path) -> tuple[Path, Path]:
     return library, program
 
 
-def instructions(program: Path, library: Path) -> float | None:
-    """Instructions of one operation, as callgrind counts them; None without callgrind."""
-    valgrind = shutil.which("valgrind")
-    if valgrind is None:
+def instructions(program: Path, library: Path) -> tuple[float, float] | None:
+    """Instructions of one operation, by callgrind: in all, and in the null device; None without callgrind."""
+    if not all(map(shutil.which, ("valgrind", "callgrind_annotate"))):
         return None
-    counted = []
-    for operations in COUNTED:
-        command = [valgrind, "--tool=callgrind", "--callgrind-out-file=/dev/null", str(program)]
-        command += [str(library), "0", str(operations)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=RUN_S)
-        found = re.search(r"Collected : (\d+)", done.stderr)
-        if found is None:
-            return None
-        counted.append(int(found[1]))
-    return (counted[1] - counted[0]) / (COUNTED[1] - COUNTED[0])
+    fewer, more = (count_instructions(program, library, operations) for operations in COUNTED)
+    in_all, in_device = ((b - a) / (COUNTED[1] - COUNTED[0]) for a, b in zip(fewer, more, strict=True))
+    return in_all, in_device
 
 
-def model(operations_per_s: float) -> list[rows.Row]:
-    """What NICs would carry if nothing but their wires and one core's posting were in the way."""
-    made = []
-    for count, gigabits, published in CLUSTERS:
-        wire = count * gigabits / 8 * MTU / (MTU + HEADERS)
-        for slice_bytes in SLICES:
-            posted = operations_per_s * slice_bytes / 1e9
-            details = {"is_a_model": True, "cores_needed": wire / posted, "wire_gb_per_s": wire}
-            what = f"model: {count} x {gigabits}G, slices of {slice_bytes >> 10} KiB, one core"
-            value = min(wire, posted)
-            made.append(rows.Row("verbs", what, "GB/s", value, "published", published, None, details))
-    return made
+def count_instructions(program: Path, library: Path, operations: int) -> tuple[int, int]:
+    """Of a whole run: in all, and those within the library."""
+    profile = program.with_name("profile")
+    command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={profile}", str(program)]
+    command += [str(library), "0", str(operations)]
+    subprocess.run(command, capture_output=True, check=True, timeout=RUN_S)
+    listed = ["callgrind_annotate", "--threshold=100", "--auto=no", str(profile)]
+    done = subprocess.run(listed, capture_output=True, text=True, check=True, timeout=RUN_S)
+    # "1,234 (5.67%)  file:function [object]"
+    lines = re.findall(r"^ *([\d,]+) \([^)]*\) .*\[(\S+)\]$", done.stdout, re.MULTILINE)
+    counted = [(int(number.replace(",", "")), made_of) for number, made_of in lines]
+    within = sum(number for number, made_of in counted if made_of == str(library))
+    return sum(number for number, _ in counted), within
 
 
 def verbs(
@@ -103,8 +94,9 @@ def verbs(
             float(found["allocations"]),
             target=rows.Target(rows.VALUE, at_most=0),
         ),
-        rows.Row("verbs", "instructions of an operation, the null device's with them", "", counted),
-        *model(rate),
+        rows.Row("verbs", "instructions of an operation", "", counted and counted[0] - counted[1]),
+        rows.Row("verbs", "and those of the null device for it", "", counted and counted[1]),
+        *nics.model("verbs", rate, MTU / (MTU + HEADERS)),
     ]
     rows.show(made, Console())
     if json_file is not None:

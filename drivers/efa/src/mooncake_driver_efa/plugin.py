@@ -18,8 +18,7 @@ def probe() -> Available | Unavailable:
     """Look for the compiled core and for libfabric."""
     if importlib.util.find_spec("mooncake_driver_efa._core") is None:
         return Unavailable(
-            "the compiled core of mooncake-driver-efa is missing; reinstall it, with a C++20 compiler and "
-            "libfabric's headers at hand"
+            "the compiled core of mooncake-driver-efa is missing; reinstall it, with a C++20 compiler at hand"
         )
     reasons = []
     for name in LIBRARIES:

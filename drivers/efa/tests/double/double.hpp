@@ -5,14 +5,6 @@
 // reason.
 #pragma once
 
-#include <rdma/fabric.h>
-#include <rdma/fi_cm.h>
-#include <rdma/fi_domain.h>
-#include <rdma/fi_endpoint.h>
-#include <rdma/fi_eq.h>
-#include <rdma/fi_errno.h>
-#include <rdma/fi_rma.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -25,37 +17,41 @@
 #include <unordered_map>
 #include <vector>
 
+#include "libfabric_abi.hpp"
+
 namespace fabric_double {
+
+namespace fi = mooncake::efa::fi;
 
 struct Queue;
 struct Port;
 
 struct Memory {
-  fid_mr handle{};
+  fi::Memory handle{};
   struct Domain* domain = nullptr;
   uint64_t start = 0, length = 0, access = 0;
 };
 
 struct Domain {
-  fid_domain handle{};
+  fi::Domain handle{};
 };
 
 struct Completion {
-  fi_cq_data_entry entry{};
+  fi::QueueEntry entry{};
   int error = 0;
 };
 
 // One thread at a time uses a queue and the endpoints bound to it.
 struct Queue {
-  fid_cq handle{};
+  fi::Queue handle{};
   std::deque<Completion> ready;
-  std::vector<fi_cq_data_entry> at_once;  // a ring: of operations that were over when they were posted
+  std::vector<fi::QueueEntry> at_once;  // a ring: of operations that were over when they were posted
   size_t first = 0, count = 0;
   std::atomic<int> inside{0};
 };
 
 struct Addresses {
-  fid_av handle{};
+  fi::AddressTable handle{};
   std::vector<uint64_t> known;
 };
 
@@ -78,7 +74,7 @@ struct Item {
 };
 
 struct Port {
-  fid_ep handle{};
+  fi::Endpoint handle{};
   Queue* queue = nullptr;
   Addresses* addresses = nullptr;
   uint64_t address = 0;

@@ -46,7 +46,7 @@ Memory* Network::find(uint64_t key, uint64_t address, uint64_t length, uint64_t 
 
 void Network::deliver(Item& item) {
   auto found = ports.find(item.target);
-  if (found == ports.end()) return finish(item, FI_EHOSTUNREACH);
+  if (found == ports.end()) return finish(item, EHOSTUNREACH);
   Port& target = *found->second;
   if (item.what == Item::What::kSend) {
     if (target.receives.empty()) {
@@ -60,14 +60,14 @@ void Network::deliver(Item& item) {
     contexts.erase(receive.context);
     Completion completion;
     completion.entry.op_context = receive.context;
-    completion.entry.flags = FI_RECV | FI_MSG;
+    completion.entry.flags = fi::kReceive | fi::kMessages;
     completion.entry.len = item.bytes.size();
     target.queue->ready.push_back(completion);
     return finish(item, 0);
   }
   bool writes = item.what == Item::What::kWrite;
-  if (find(item.key, item.remote, item.length, writes ? FI_REMOTE_WRITE : FI_REMOTE_READ) == nullptr)
-    return finish(item, FI_EKEYREJECTED);
+  if (find(item.key, item.remote, item.length, writes ? fi::kRemoteWrite : fi::kRemoteRead) == nullptr)
+    return finish(item, EKEYREJECTED);
   void* remote = reinterpret_cast<void*>(item.remote);
   if (!writes) {
     if (item.source != nullptr) std::memmove(item.local, remote, item.length);
@@ -76,7 +76,8 @@ void Network::deliver(Item& item) {
   }
   if (item.has_data) {
     Completion completion;
-    completion.entry.flags = FI_REMOTE_CQ_DATA | FI_RMA | FI_REMOTE_WRITE;
+    completion.entry.flags = fi::kRemoteData | fi::kRma | fi::kRemoteWrite;
+    completion.entry.op_context = &item;  // whose, is not said; shm's is the sender's
     completion.entry.data = item.data;
     target.queue->ready.push_back(completion);
   }
@@ -89,9 +90,9 @@ void Network::finish(const Item& item, int error) {
   contexts.erase(item.context);
   Completion completion;
   completion.entry.op_context = item.context;
-  completion.entry.flags = item.what == Item::What::kSend    ? FI_SEND | FI_MSG
-                           : item.what == Item::What::kWrite ? FI_WRITE | FI_RMA
-                                                             : FI_READ | FI_RMA;
+  completion.entry.flags = item.what == Item::What::kSend    ? fi::kSend | fi::kMessages
+                           : item.what == Item::What::kWrite ? fi::kWrite | fi::kRma
+                                                             : fi::kRead | fi::kRma;
   completion.error = error;
   item.source->queue->ready.push_back(completion);
 }

@@ -4,6 +4,9 @@
 
 #include "double.hpp"
 
+// A program that counts allocations has this: what happens between 1 and -1 is the double's.
+extern "C" __attribute__((weak)) void double_at_work(int more);
+
 namespace fabric_double {
 namespace {
 
@@ -17,8 +20,12 @@ class Alone {
   explicit Alone(Queue& queue) : queue_(queue) {
     if (queue_.inside.fetch_add(1, std::memory_order_acquire) != 0)
       broken_rule("two threads at once: FI_THREAD_COMPLETION");
+    if (double_at_work != nullptr) double_at_work(1);
   }
-  ~Alone() { queue_.inside.fetch_sub(1, std::memory_order_release); }
+  ~Alone() {
+    if (double_at_work != nullptr) double_at_work(-1);
+    queue_.inside.fetch_sub(1, std::memory_order_release);
+  }
 
  private:
   Queue& queue_;
@@ -29,16 +36,16 @@ Object& of(void* handle) {
   return *reinterpret_cast<Object*>(handle);  // the handle is its first member
 }
 
-int no_bind(fid*, fid*, uint64_t) { return -FI_ENOSYS; }
-int no_control(fid*, int, void*) { return -FI_ENOSYS; }
+int no_bind(fi::Fid*, fi::Fid*, uint64_t) { return -ENOSYS; }
+int no_control(fi::Fid*, int, void*) { return -ENOSYS; }
 
 // ---- completion queues
 
-ssize_t read_queue(fid_cq* handle, void* buffer, size_t count) {
+ssize_t read_queue(fi::Queue* handle, void* buffer, size_t count) {
   Queue& queue = of<Queue>(handle);
   Network& network = Network::get();
   Alone alone(queue);
-  auto* out = static_cast<fi_cq_data_entry*>(buffer);
+  auto* out = static_cast<fi::QueueEntry*>(buffer);
   size_t taken = 0;
   for (; taken < count && queue.count > 0; --queue.count) {
     out[taken++] = queue.at_once[queue.first];
@@ -52,14 +59,14 @@ ssize_t read_queue(fid_cq* handle, void* buffer, size_t count) {
     queue.ready.pop_front();
   }
   if (taken > 0) return static_cast<ssize_t>(taken);
-  return queue.ready.empty() ? -FI_EAGAIN : -FI_EAVAIL;
+  return queue.ready.empty() ? -EAGAIN : -fi::kErrorAvailable;
 }
 
-ssize_t read_error(fid_cq* handle, fi_cq_err_entry* entry, uint64_t) {
+ssize_t read_error(fi::Queue* handle, fi::ErrorEntry* entry, uint64_t) {
   Queue& queue = of<Queue>(handle);
   Alone alone(queue);
   std::lock_guard lock(Network::get().mutex);
-  if (queue.ready.empty() || queue.ready.front().error == 0) return -FI_EAGAIN;
+  if (queue.ready.empty() || queue.ready.front().error == 0) return -EAGAIN;
   entry->op_context = queue.ready.front().entry.op_context;
   entry->flags = queue.ready.front().entry.flags;
   entry->err = queue.ready.front().error;
@@ -67,17 +74,17 @@ ssize_t read_error(fid_cq* handle, fi_cq_err_entry* entry, uint64_t) {
   return 1;
 }
 
-int close_queue(fid* handle) {
+int close_queue(fi::Fid* handle) {
   delete &of<Queue>(handle);
   return 0;
 }
 
-fi_ops queue_fid_ops{sizeof(fi_ops), close_queue, no_bind, no_control, nullptr, nullptr, nullptr};
-fi_ops_cq queue_ops{sizeof(fi_ops_cq), read_queue, nullptr, read_error, nullptr, nullptr, nullptr, nullptr};
+fi::FidOps queue_fid_ops{sizeof(fi::FidOps), close_queue, no_bind, no_control, {}};
+fi::QueueOps queue_ops{sizeof(fi::QueueOps), read_queue, nullptr, read_error};
 
-int open_queue(fid_domain*, fi_cq_attr* wanted, fid_cq** made, void*) {
-  if (wanted->wait_obj != FI_WAIT_NONE) return -FI_ENOSYS;
-  if (wanted->format != FI_CQ_FORMAT_DATA) return -FI_EINVAL;
+int open_queue(fi::Domain*, fi::QueueAttr* wanted, fi::Queue** made, void*) {
+  if (wanted->wait_obj != fi::kNoWait) return -ENOSYS;
+  if (wanted->format != fi::kQueueData) return -EINVAL;
   auto* queue = new Queue;
   queue->at_once.resize(wanted->size);
   queue->handle.fid.ops = &queue_fid_ops;
@@ -88,8 +95,8 @@ int open_queue(fid_domain*, fi_cq_attr* wanted, fid_cq** made, void*) {
 
 // ---- address tables
 
-int insert(fid_av* handle, const void* address, size_t count, fi_addr_t* out, uint64_t, void*) {
-  if (count != 1) return -FI_EINVAL;
+int insert(fi::AddressTable* handle, const void* address, size_t count, fi::Address* out, uint64_t, void*) {
+  if (count != 1) return -EINVAL;
   Addresses& table = of<Addresses>(handle);
   uint64_t number = 0;
   std::memcpy(&number, address, sizeof number);
@@ -98,15 +105,15 @@ int insert(fid_av* handle, const void* address, size_t count, fi_addr_t* out, ui
   return 1;
 }
 
-int close_addresses(fid* handle) {
+int close_addresses(fi::Fid* handle) {
   delete &of<Addresses>(handle);
   return 0;
 }
 
-fi_ops addresses_fid_ops{sizeof(fi_ops), close_addresses, no_bind, no_control, nullptr, nullptr, nullptr};
-fi_ops_av addresses_ops{sizeof(fi_ops_av), insert, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+fi::FidOps addresses_fid_ops{sizeof(fi::FidOps), close_addresses, no_bind, no_control, {}};
+fi::AddressTableOps addresses_ops{sizeof(fi::AddressTableOps), insert};
 
-int open_addresses(fid_domain*, fi_av_attr*, fid_av** made, void*) {
+int open_addresses(fi::Domain*, fi::AddressTableAttr*, fi::AddressTable** made, void*) {
   auto* table = new Addresses;
   table->handle.fid.ops = &addresses_fid_ops;
   table->handle.ops = &addresses_ops;
@@ -116,7 +123,7 @@ int open_addresses(fid_domain*, fi_av_attr*, fid_av** made, void*) {
 
 // ---- memory
 
-int close_memory(fid* handle) {
+int close_memory(fi::Fid* handle) {
   Network& network = Network::get();
   std::lock_guard lock(network.mutex);
   Memory& memory = of<Memory>(handle);
@@ -125,10 +132,10 @@ int close_memory(fid* handle) {
   return 0;
 }
 
-fi_ops memory_fid_ops{sizeof(fi_ops), close_memory, no_bind, no_control, nullptr, nullptr, nullptr};
+fi::FidOps memory_fid_ops{sizeof(fi::FidOps), close_memory, no_bind, no_control, {}};
 
-int register_memory(fid*, const fi_mr_attr* wanted, uint64_t, fid_mr** made) {
-  if (wanted->requested_key != 0) return -FI_EINVAL;  // FI_MR_PROV_KEY: not for the caller to choose
+int register_memory(fi::Fid*, const fi::MemoryAttr* wanted, uint64_t, fi::Memory** made) {
+  if (wanted->requested_key != 0) return -EINVAL;  // FI_MR_PROV_KEY: not for the caller to choose
   Network& network = Network::get();
   std::lock_guard lock(network.mutex);
   auto* memory = new Memory;
@@ -161,25 +168,25 @@ void begin(Port& port, Item&& item, uint64_t flags) {
   ++port.under_way;
   ++network.posted;
   port.behind.push_back(std::move(item));
-  if ((flags & FI_MORE) != 0) return;
+  if ((flags & fi::kMore) != 0) return;
   ++network.doorbells;
   for (Item& each : port.behind) network.items.push_back(std::move(each));
   port.behind.clear();
 }
 
-uint64_t target_of(const Port& port, fi_addr_t peer) {
+uint64_t target_of(const Port& port, fi::Address peer) {
   if (peer >= port.addresses->known.size()) broken_rule("an address that was never inserted");
   return port.addresses->known[peer];
 }
 
-ssize_t send(fid_ep* handle, const void* buffer, size_t length, void* descriptor, fi_addr_t peer,
+ssize_t send(fi::Endpoint* handle, const void* buffer, size_t length, void* descriptor, fi::Address peer,
              void* context) {
   Port& port = of<Port>(handle);
   Alone alone(*port.queue);
   Network& network = Network::get();
   std::lock_guard lock(network.mutex);
-  if (port.under_way >= port.limit) return -FI_EAGAIN;
-  check_local(descriptor, buffer, length, FI_SEND);
+  if (port.under_way >= port.limit) return -EAGAIN;
+  check_local(descriptor, buffer, length, fi::kSend);
   Item item;
   item.source = &port;
   item.target = target_of(port, peer);
@@ -192,12 +199,13 @@ ssize_t send(fid_ep* handle, const void* buffer, size_t length, void* descriptor
   return 0;
 }
 
-ssize_t receive(fid_ep* handle, void* buffer, size_t length, void* descriptor, fi_addr_t, void* context) {
+ssize_t receive(fi::Endpoint* handle, void* buffer, size_t length, void* descriptor, fi::Address,
+                void* context) {
   Port& port = of<Port>(handle);
   Alone alone(*port.queue);
   Network& network = Network::get();
   std::lock_guard lock(network.mutex);
-  check_local(descriptor, buffer, length, FI_RECV);
+  check_local(descriptor, buffer, length, fi::kReceive);
   if (!network.contexts.insert(context).second)
     broken_rule("the context of a receive is in use: FI_CONTEXT2");
   port.receives.push_back({buffer, length, context});
@@ -208,29 +216,29 @@ ssize_t receive(fid_ep* handle, void* buffer, size_t length, void* descriptor, f
   return 0;
 }
 
-ssize_t move(fid_ep* handle, const fi_msg_rma* message, uint64_t flags, Item::What what) {
+ssize_t move(fi::Endpoint* handle, const fi::RmaMessage* message, uint64_t flags, Item::What what) {
   Port& port = of<Port>(handle);
   Alone alone(*port.queue);
   Network& network = Network::get();
   if (network.at_once) {
     Queue& queue = *port.queue;
-    if (queue.count == queue.at_once.size()) return -FI_EAGAIN;
-    fi_cq_data_entry& entry = queue.at_once[(queue.first + queue.count++) % queue.at_once.size()];
+    if (queue.count == queue.at_once.size()) return -EAGAIN;
+    fi::QueueEntry& entry = queue.at_once[(queue.first + queue.count++) % queue.at_once.size()];
     entry.op_context = message->context;
-    entry.flags = FI_RMA | (what == Item::What::kRead ? FI_READ : FI_WRITE);
+    entry.flags = fi::kRma | (what == Item::What::kRead ? fi::kRead : fi::kWrite);
     ++network.posted;
-    network.doorbells += (flags & FI_MORE) == 0;
+    network.doorbells += (flags & fi::kMore) == 0;
     return 0;
   }
   std::lock_guard lock(network.mutex);
-  if (port.under_way >= port.limit) return -FI_EAGAIN;
+  if (port.under_way >= port.limit) return -EAGAIN;
   const iovec& local = *message->msg_iov;
-  const fi_rma_iov& remote = *message->rma_iov;
+  const fi::RemoteRange& remote = *message->rma_iov;
   if (message->iov_count != 1 || message->rma_iov_count != 1 || local.iov_len != remote.len ||
       local.iov_len > kMaxBytes)
     broken_rule("an operation longer than FI_OPT_MAX_RMA_SIZE, or of several pieces");
   bool reads = what == Item::What::kRead;
-  check_local(*message->desc, local.iov_base, local.iov_len, reads ? FI_READ : FI_WRITE);
+  check_local(*message->desc, local.iov_base, local.iov_len, reads ? fi::kRead : fi::kWrite);
   Item item;
   item.what = what;
   item.source = &port;
@@ -239,7 +247,7 @@ ssize_t move(fid_ep* handle, const fi_msg_rma* message, uint64_t flags, Item::Wh
   item.length = local.iov_len;
   item.remote = remote.addr;
   item.key = remote.key;
-  item.has_data = (flags & FI_REMOTE_CQ_DATA) != 0;
+  item.has_data = (flags & fi::kRemoteData) != 0;
   item.data = message->data;
   if (item.data >> 32 != 0) broken_rule("data of more than 32 bits goes with a write");
   item.context = message->context;
@@ -247,30 +255,30 @@ ssize_t move(fid_ep* handle, const fi_msg_rma* message, uint64_t flags, Item::Wh
   return 0;
 }
 
-ssize_t read_memory(fid_ep* handle, const fi_msg_rma* message, uint64_t flags) {
+ssize_t read_memory(fi::Endpoint* handle, const fi::RmaMessage* message, uint64_t flags) {
   return move(handle, message, flags, Item::What::kRead);
 }
-ssize_t write_memory(fid_ep* handle, const fi_msg_rma* message, uint64_t flags) {
+ssize_t write_memory(fi::Endpoint* handle, const fi::RmaMessage* message, uint64_t flags) {
   return move(handle, message, flags, Item::What::kWrite);
 }
 
-int get_name(fid* handle, void* address, size_t* length) {
+int get_name(fi::Fid* handle, void* address, size_t* length) {
   uint64_t number = of<Port>(handle).address;
-  if (*length < sizeof number) return -FI_ETOOSMALL;
+  if (*length < sizeof number) return -fi::kTooSmall;
   std::memcpy(address, &number, sizeof number);
   *length = sizeof number;
   return 0;
 }
 
-int get_option(fid*, int, int option, void* value, size_t* length) {
+int get_option(fi::Fid*, int, int option, void* value, size_t* length) {
   constexpr int kMaxRmaSize = 14;
-  if (option != kMaxRmaSize || *length < sizeof(size_t)) return -FI_ENOPROTOOPT;
+  if (option != kMaxRmaSize || *length < sizeof(size_t)) return -ENOPROTOOPT;
   std::memcpy(value, &kMaxBytes, sizeof kMaxBytes);
   return 0;
 }
-int set_option(fid*, int, int, const void*, size_t) { return -FI_ENOPROTOOPT; }
+int set_option(fi::Fid*, int, int, const void*, size_t) { return -ENOPROTOOPT; }
 
-int bind_port(fid* handle, fid* other, uint64_t flags) {
+int bind_port(fi::Fid* handle, fi::Fid* other, uint64_t flags) {
   Port& port = of<Port>(handle);
   if (flags == 0)
     port.addresses = &of<Addresses>(other);
@@ -279,9 +287,9 @@ int bind_port(fid* handle, fid* other, uint64_t flags) {
   return 0;
 }
 
-int control_port(fid* handle, int command, void*) {
+int control_port(fi::Fid* handle, int command, void*) {
   Port& port = of<Port>(handle);
-  if (command != FI_ENABLE || port.queue == nullptr || port.addresses == nullptr) return -FI_EINVAL;
+  if (command != fi::kEnable || port.queue == nullptr || port.addresses == nullptr) return -EINVAL;
   Network& network = Network::get();
   std::lock_guard lock(network.mutex);
   port.address = network.next_address++;
@@ -290,7 +298,7 @@ int control_port(fid* handle, int command, void*) {
 }
 
 // What it sent stays on its way and nobody learns of the end; what was not rung for is gone.
-int close_port(fid* handle) {
+int close_port(fi::Fid* handle) {
   Port& port = of<Port>(handle);
   Network& network = Network::get();
   Alone alone(*port.queue);
@@ -298,7 +306,7 @@ int close_port(fid* handle) {
   network.ports.erase(port.address);
   for (const Receive& each : port.receives) network.contexts.erase(each.context);
   for (const Item& each : port.behind) network.contexts.erase(each.context);
-  for (Item& item : port.unread) network.finish(item, FI_EHOSTUNREACH);
+  for (Item& item : port.unread) network.finish(item, EHOSTUNREACH);
   for (Item& item : network.items) {
     if (item.source != &port) continue;
     network.contexts.erase(item.context);
@@ -313,30 +321,30 @@ int close_port(fid* handle) {
   return 0;
 }
 
-fi_ops port_fid_ops{sizeof(fi_ops), close_port, bind_port, control_port, nullptr, nullptr, nullptr};
-fi_ops_ep port_ops{sizeof(fi_ops_ep), nullptr, get_option, set_option, nullptr, nullptr, nullptr, nullptr};
-fi_ops_cm port_cm_ops = [] {
-  fi_ops_cm ops{};
+fi::FidOps port_fid_ops{sizeof(fi::FidOps), close_port, bind_port, control_port, {}};
+fi::EndpointOps port_ops{sizeof(fi::EndpointOps), nullptr, get_option, set_option};
+fi::ConnectionOps port_cm_ops = [] {
+  fi::ConnectionOps ops{};
   ops.size = sizeof ops;
   ops.getname = get_name;
   return ops;
 }();
-fi_ops_msg port_msg_ops = [] {
-  fi_ops_msg ops{};
+fi::MessageOps port_msg_ops = [] {
+  fi::MessageOps ops{};
   ops.size = sizeof ops;
   ops.send = send;
   ops.recv = receive;
   return ops;
 }();
-fi_ops_rma port_rma_ops = [] {
-  fi_ops_rma ops{};
+fi::RmaOps port_rma_ops = [] {
+  fi::RmaOps ops{};
   ops.size = sizeof ops;
   ops.readmsg = read_memory;
   ops.writemsg = write_memory;
   return ops;
 }();
 
-int open_port(fid_domain*, fi_info* info, fid_ep** made, void*) {
+int open_port(fi::Domain*, fi::Info* info, fi::Endpoint** made, void*) {
   auto* port = new Port;
   port->limit = info->tx_attr->size;
   port->handle.fid.ops = &port_fid_ops;
@@ -350,23 +358,23 @@ int open_port(fid_domain*, fi_info* info, fid_ep** made, void*) {
 
 // ---- domain and fabric
 
-int close_domain(fid* handle) {
+int close_domain(fi::Fid* handle) {
   delete &of<Domain>(handle);
   return 0;
 }
 
-fi_ops domain_fid_ops{sizeof(fi_ops), close_domain, no_bind, no_control, nullptr, nullptr, nullptr};
-fi_ops_domain domain_ops = [] {
-  fi_ops_domain ops{};
+fi::FidOps domain_fid_ops{sizeof(fi::FidOps), close_domain, no_bind, no_control, {}};
+fi::DomainOps domain_ops = [] {
+  fi::DomainOps ops{};
   ops.size = sizeof ops;
   ops.av_open = open_addresses;
   ops.cq_open = open_queue;
   ops.endpoint = open_port;
   return ops;
 }();
-fi_ops_mr memory_ops{sizeof(fi_ops_mr), nullptr, nullptr, register_memory};
+fi::MemoryOps memory_ops{sizeof(fi::MemoryOps), {}, register_memory};
 
-int open_domain(fid_fabric*, fi_info*, fid_domain** made, void*) {
+int open_domain(fi::Fabric*, fi::Info*, fi::Domain** made, void*) {
   auto* domain = new Domain;
   domain->handle.fid.ops = &domain_fid_ops;
   domain->handle.ops = &domain_ops;
@@ -375,13 +383,13 @@ int open_domain(fid_fabric*, fi_info*, fid_domain** made, void*) {
   return 0;
 }
 
-int close_fabric(fid* handle) {
-  delete &of<fid_fabric>(handle);
+int close_fabric(fi::Fid* handle) {
+  delete &of<fi::Fabric>(handle);
   return 0;
 }
 
-fi_ops fabric_fid_ops{sizeof(fi_ops), close_fabric, no_bind, no_control, nullptr, nullptr, nullptr};
-fi_ops_fabric fabric_ops{sizeof(fi_ops_fabric), open_domain, nullptr, nullptr, nullptr, nullptr, nullptr};
+fi::FidOps fabric_fid_ops{sizeof(fi::FidOps), close_fabric, no_bind, no_control, {}};
+fi::FabricOps fabric_ops{sizeof(fi::FabricOps), open_domain};
 
 char* copy(const char* text) { return text == nullptr ? nullptr : strdup(text); }
 
@@ -397,8 +405,8 @@ Attributes* copy_of(const Attributes* from) {
 
 using namespace fabric_double;
 
-extern "C" __attribute__((visibility("default"))) fi_info* fi_dupinfo(const fi_info* from) {
-  fi_info* info = copy_of(from);
+extern "C" __attribute__((visibility("default"))) fi::Info* fi_dupinfo(const fi::Info* from) {
+  fi::Info* info = copy_of(from);
   info->next = nullptr;
   info->tx_attr = copy_of(from == nullptr ? nullptr : from->tx_attr);
   info->rx_attr = copy_of(from == nullptr ? nullptr : from->rx_attr);
@@ -411,9 +419,9 @@ extern "C" __attribute__((visibility("default"))) fi_info* fi_dupinfo(const fi_i
   return info;
 }
 
-extern "C" __attribute__((visibility("default"))) void fi_freeinfo(fi_info* info) {
+extern "C" __attribute__((visibility("default"))) void fi_freeinfo(fi::Info* info) {
   while (info != nullptr) {
-    fi_info* next = info->next;
+    fi::Info* next = info->next;
     std::free(info->domain_attr->name);
     std::free(info->fabric_attr->name);
     std::free(info->fabric_attr->prov_name);
@@ -427,37 +435,53 @@ extern "C" __attribute__((visibility("default"))) void fi_freeinfo(fi_info* info
   }
 }
 
-// As efa-direct: no GPU memory, no FI_DELIVERY_COMPLETE, contexts and registered local memory required.
-extern "C" __attribute__((visibility("default"))) int fi_getinfo(uint32_t, const char*, const char*, uint64_t,
-                                                                 const fi_info* hints, fi_info** found) {
-  constexpr int kNeeds = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-  const char* fabric = hints->fabric_attr->name;
-  bool fits = std::strcmp(hints->fabric_attr->prov_name, "efa") == 0 && (hints->caps & FI_HMEM) == 0 &&
-              (fabric == nullptr || std::strcmp(fabric, "efa-direct") == 0) &&
-              (hints->mode & FI_CONTEXT2) != 0 && (hints->domain_attr->mr_mode & kNeeds) == kNeeds &&
-              (hints->tx_attr->op_flags & FI_DELIVERY_COMPLETE) == 0;
-  if (!fits) return -FI_ENODATA;
-  fi_info* info = fi_dupinfo(nullptr);
-  info->caps = FI_MSG | FI_RMA;
-  info->mode = FI_CONTEXT2;
-  info->addr_format = FI_ADDR_EFA;
-  info->ep_attr->type = FI_EP_RDM;
+namespace {
+
+constexpr int kNeeds =
+    fi::kMemoryLocal | fi::kMemoryVirtualAddress | fi::kMemoryAllocated | fi::kMemoryProviderKey;
+
+// One of its two devices.
+fi::Info* describe(const char* domain, const fi::Info& hints) {
+  fi::Info* info = fi_dupinfo(nullptr);
+  info->caps = fi::kMessages | fi::kRma;
+  info->mode = fi::kContext2;
+  info->addr_format = fi::kAddressEfa;
+  info->ep_attr->type = fi::kReliableDatagram;
   info->ep_attr->max_msg_size = kMaxBytes;
   info->tx_attr->size = kTransmitSize;
   info->rx_attr->size = kReceiveSize;
   info->domain_attr->mr_mode = kNeeds;
   info->domain_attr->mr_key_size = 4;
   info->domain_attr->cq_data_size = 4;
-  info->domain_attr->threading = hints->domain_attr->threading;
-  info->domain_attr->name = strdup("double0-rdm");
+  info->domain_attr->threading = hints.domain_attr->threading;
+  info->domain_attr->name = strdup(domain);
   info->fabric_attr->name = strdup("efa-direct");
   info->fabric_attr->prov_name = strdup("efa");
-  *found = info;
+  return info;
+}
+
+}  // namespace
+
+// As efa-direct: no GPU memory, no FI_DELIVERY_COMPLETE, contexts and registered local memory required.
+extern "C" __attribute__((visibility("default"))) int fi_getinfo(uint32_t, const char*, const char*, uint64_t,
+                                                                 const fi::Info* hints, fi::Info** found) {
+  const char* fabric = hints->fabric_attr->name;
+  bool fits = std::strcmp(hints->fabric_attr->prov_name, "efa") == 0 && (hints->caps & fi::kHmem) == 0 &&
+              (fabric == nullptr || std::strcmp(fabric, "efa-direct") == 0) &&
+              (hints->mode & fi::kContext2) != 0 && (hints->domain_attr->mr_mode & kNeeds) == kNeeds &&
+              (hints->tx_attr->op_flags & fi::kDeliveryComplete) == 0;
+  if (!fits) return -ENODATA;
+  *found = nullptr;
+  for (const char* domain : {"double1-rdm", "double0-rdm"}) {
+    fi::Info* info = describe(domain, *hints);
+    info->next = *found;
+    *found = info;
+  }
   return 0;
 }
 
-extern "C" __attribute__((visibility("default"))) int fi_fabric(fi_fabric_attr*, fid_fabric** made, void*) {
-  auto* fabric = new fid_fabric{};
+extern "C" __attribute__((visibility("default"))) int fi_fabric(fi::FabricAttr*, fi::Fabric** made, void*) {
+  auto* fabric = new fi::Fabric{};
   fabric->fid.ops = &fabric_fid_ops;
   fabric->ops = &fabric_ops;
   *made = fabric;
@@ -467,23 +491,4 @@ extern "C" __attribute__((visibility("default"))) int fi_fabric(fi_fabric_attr*,
 extern "C" __attribute__((visibility("default"))) const char* fi_strerror(int error) {
   return error < 256 ? ::strerror(error) : "an error of the double";
 }
-extern "C" __attribute__((visibility("default"))) uint32_t fi_version() { return FI_VERSION(2, 0); }
-
-// ---- for tests
-
-extern "C" __attribute__((visibility("default"))) void double_seed(uint64_t seed) {
-  std::lock_guard lock(Network::get().mutex);
-  Network::get().random.seed(seed);
-}
-extern "C" __attribute__((visibility("default"))) void double_pace_us(uint64_t pace) {
-  std::lock_guard lock(Network::get().mutex);
-  Network::get().pace = std::chrono::microseconds(pace);
-}
-// While nothing is under way.
-extern "C" __attribute__((visibility("default"))) void double_finish_at_once(int at_once) {
-  Network::get().at_once = at_once != 0;
-}
-extern "C" __attribute__((visibility("default"))) uint64_t double_doorbells() {
-  return Network::get().doorbells;
-}
-extern "C" __attribute__((visibility("default"))) uint64_t double_posted() { return Network::get().posted; }
+extern "C" __attribute__((visibility("default"))) uint32_t fi_version() { return fi::version(2, 0); }

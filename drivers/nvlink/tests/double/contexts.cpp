@@ -58,9 +58,11 @@ void work(Stream* stream) {
     if (stream->tasks.empty()) return;
     auto task = std::move(stream->tasks.front());
     stream->tasks.pop_front();
+    stream->busy = true;
     lock.unlock();
     task();
     lock.lock();
+    stream->busy = false;
     all.changed.notify_all();
   }
 }
@@ -302,6 +304,15 @@ DOUBLE_API cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
   if (!state().peers) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
   bool added = context->peers.insert(other->device).second;
   return added ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+}
+
+DOUBLE_API cuCtxSynchronize() {
+  DOUBLE_ENTER_CONTEXT();
+  state().changed.wait(lock, [&] {
+    return std::all_of(context->streams.begin(), context->streams.end(),
+                       [](const Stream* stream) { return stream->tasks.empty() && !stream->busy; });
+  });
+  return context->error;
 }
 
 DOUBLE_API cuStreamCreate(CUstream* handle, unsigned flags) {

@@ -12,3 +12,8 @@ def identify(url: str, host_nqn: str, header_digest: bool, data_digest: bool, ti
     """
     Ask the target of a URL for its namespace: the mc_status, the reason, and what it is.
     """
+
+def find_namespace(folder: str, identity: str) -> tuple[int, str, str]:
+    """
+    Look below a folder like /sys/block for a peer's namespace: the mc_status, the reason, its name.
+    """

@@ -45,12 +45,16 @@ class NvmeofOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             drives with poll queues.
         passthrough: blocks of whole NVMe namespaces (``/dev/nvme0n1``) are moved by NVMe commands to
             ``/dev/ng0n1``, past the block layer, where this process may open that.
+        gpudirect: GPU memory is moved to and from files and block devices by cuFile (GPUDirect Storage),
+            which then must be there, and a GPU.
         register_buffers: memory is pinned when it is first used, up to 64 MiB at a time, so that the kernel
             need not find its pages for every operation.
         in_flight: how many operations the engine keeps under way with one peer.
         chunk_bytes: the largest operation; longer blocks are cut.
         workers: most threads, for I/O that is not aligned and where there is no io_uring.
         queue_depth: how many operations may be under way or waiting to be fetched, over all peers.
+        host: an address of this host, at which peers of other hosts ask for regions on namespaces that both
+            reach, and are told when they are taken back; empty: only peers of this host are served.
         host_nqn: the name by which NVMe/TCP targets know this host; empty: what /etc/nvme/hostnqn says, else
             one made of the machine's id.
         header_digest: headers of NVMe/TCP carry checksums (CRC32C).
@@ -71,11 +75,13 @@ class NvmeofOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     durable: bool = False
     polled: bool = False
     passthrough: bool = False
+    gpudirect: bool = False
     register_buffers: bool = True
     in_flight: int = 64
     chunk_bytes: int = 1 << 20
     workers: int = 8
     queue_depth: int = 1024
+    host: str = ""
     host_nqn: str = ""
     header_digest: bool = False
     data_digest: bool = False

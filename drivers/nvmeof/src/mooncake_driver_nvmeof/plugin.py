@@ -40,7 +40,7 @@ def load() -> object:
 @hookimpl
 def mooncake_transfer_drivers() -> list[DriverInfo]:
     """Offer the one driver of this package."""
-    kinds = frozenset({"dram", "file", "block"})
+    kinds = frozenset({"dram", "cuda", "file", "block"})
     return [
         DriverInfo(
             "nvmeof",

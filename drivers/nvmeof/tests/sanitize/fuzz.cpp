@@ -1,5 +1,6 @@
 // Malformed PDUs against the NVMe/TCP initiator, and threads that read, write, cancel and revoke files at the
-// same time, both without Python. Usage: nvmeof_fuzz SECONDS SEED
+// same time, also those of an owner that is reached as if it were another process, all without Python. Usage:
+// nvmeof_fuzz SECONDS SEED
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -7,6 +8,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +20,7 @@
 
 #include "abi.hpp"
 #include "crc32c.hpp"
+#include "host.hpp"
 #include "nvme_queue.hpp"
 
 namespace {
@@ -165,7 +168,21 @@ mc_op some_op(std::mt19937_64& chance, uint64_t thread, int number, mc_handle co
   return op;
 }
 
-void stress_files(double until, const char* io, uint64_t seed) {
+enum class Peer { kNear, kFar };
+
+// The endpoint that owns the files; a far one is not found in this process, and asked through its socket.
+mc_handle open_owner(const char* io, Peer peer, char* address, size_t* length) {
+  mc_option option{"io", io};
+  mc_handle owner = 0;
+  require(table->open(&option, 1, &owner) == MC_OK, "the owner opened");
+  require(table->export_address(owner, address, length) == MC_OK, "an address");
+  EndpointId id;
+  std::memcpy(id.data(), address + offsetof(mooncake::driver::Address, name), id.size());
+  if (peer == Peer::kFar) withdraw(id);
+  return owner;
+}
+
+void stress_files(double until, const char* io, uint64_t seed, Peer peer) {
   std::mt19937_64 random(seed);
   mc_option options[] = {{"io", io}, {"workers", "3"}, {"queue_depth", "64"}};
   mc_handle endpoint = 0;
@@ -180,7 +197,7 @@ void stress_files(double until, const char* io, uint64_t seed) {
   char address[MC_BLOB_MAX];
   size_t length = sizeof address;
   mc_handle connection = 0;
-  require(table->export_address(endpoint, address, &length) == MC_OK, "an address");
+  mc_handle owner = open_owner(io, peer, address, &length);
   require(table->connect(endpoint, address, length, &connection) == MC_OK, "connected");
   mc_handle local = enroll(endpoint, MC_DRAM, memory.get(), -1, 1);
   std::atomic<uint64_t> submitted{0}, ended{0};
@@ -189,10 +206,10 @@ void stress_files(double until, const char* io, uint64_t seed) {
     std::mt19937_64 chance(own);
     for (uint64_t round = 0; seconds_now() < until; ++round) {
       uint64_t id = own << 32 | (round + 2);
-      mc_handle file = enroll(endpoint, MC_FILE, nullptr, fd, id), remote = 0;
+      mc_handle file = enroll(owner, MC_FILE, nullptr, fd, id), remote = 0;
       char blob[MC_BLOB_MAX];
       size_t size = sizeof blob;
-      require(table->export_key(endpoint, file, blob, &size) == MC_OK, "a key");
+      require(table->export_key(owner, file, blob, &size) == MC_OK, "a key");
       require(table->import_key(endpoint, connection, id, kKey, kBytes, blob, size, &remote) == MC_OK,
               "imported");
       for (int i = 0; i < 20; ++i) {
@@ -203,8 +220,8 @@ void stress_files(double until, const char* io, uint64_t seed) {
         submitted += accepted;
         if (chance() % 16 == 0) table->cancel(endpoint, chance() % 16);
       }
-      if (chance() % 2) require(table->revoke(endpoint, file, nullptr, 0) == MC_OK, "revoked");
-      mc_status gone = table->deregister_memory(endpoint, file, now_ns() + 20'000'000'000);
+      if (chance() % 2) require(table->revoke(owner, file, nullptr, 0) == MC_OK, "revoked");
+      mc_status gone = table->deregister_memory(owner, file, now_ns() + 20'000'000'000);
       require(gone == MC_OK, "given back");
       table->release_key(endpoint, remote);
     }
@@ -226,8 +243,10 @@ void stress_files(double until, const char* io, uint64_t seed) {
   polling.join();
   require(ended == submitted, "every operation ended once");
   table->close(endpoint);
+  table->close(owner);
   close(fd);
-  std::printf("nvmeof %s: %lu operations\n", io, static_cast<unsigned long>(ended.load()));
+  std::printf("nvmeof %s%s: %lu operations\n", io, peer == Peer::kFar ? ", far" : "",
+              static_cast<unsigned long>(ended.load()));
 }
 
 }  // namespace
@@ -239,8 +258,10 @@ int main(int argc, char** argv) {
   std::mt19937_64 random(seed);
   uint64_t pdus = 0;
   for (double until = seconds_now() + seconds; seconds_now() < until;) pdus += fuzz_connection(random);
-  stress_files(seconds_now() + seconds / 2, "io_uring", seed);
-  stress_files(seconds_now() + seconds / 2, "threads", seed);
+  for (Peer peer : {Peer::kNear, Peer::kFar}) {
+    stress_files(seconds_now() + seconds / 4, "io_uring", seed, peer);
+    stress_files(seconds_now() + seconds / 4, "threads", seed, peer);
+  }
   std::printf("nvmeof: %lu PDUs from a target that is wrong in places\n", static_cast<unsigned long>(pdus));
   return 0;
 }

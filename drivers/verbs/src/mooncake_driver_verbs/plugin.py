@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import resource
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from mooncake_driver_verbs.devices import ports, reason_for_none
+from mooncake_driver_verbs.devices import Port, ports, reason_for_none
+from mooncake_driver_verbs.opened import Opened, is_installed, open_devices
 from mooncake_driver_verbs.options import endpoints, render
 from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl
 
@@ -21,7 +23,7 @@ CAP_IPC_LOCK = 14
 
 
 def probe() -> Available | Unavailable:
-    """Look for an active port, the library, and the right to lock memory. Loads nothing."""
+    """Look for an active port, the library, and the right to lock memory. Loads nothing but pyverbs."""
     if importlib.util.find_spec("mooncake_driver_verbs._core") is None:
         return Unavailable(
             "the compiled core of mooncake-driver-verbs is missing; reinstall it, with a C++20 compiler there"
@@ -40,7 +42,27 @@ def probe() -> Available | Unavailable:
             f"this process may lock {most} bytes of memory, too few to register any; "
             "raise it (ulimit -l unlimited, or LimitMEMLOCK=infinity of its unit)"
         )
-    return Available(tuple(str(port) for port in ports() if port.active))
+    return _usable([port for port in ports() if port.active], open_devices())
+
+
+def _usable(active: list[Port], opened: Mapping[str, Opened | str] | None) -> Available | Unavailable:
+    if opened is None:
+        return Available(tuple(str(port) for port in active))
+    named = []
+    reasons = {}
+    for port in active:
+        found = opened.get(port.device, "libibverbs does not list it")
+        if isinstance(found, Opened):
+            named.append(str(port) + found.describe(port.number))
+        else:
+            reasons[port.device] = found
+    if named:
+        return Available(tuple(named))
+    told = "; ".join(f"{device}: {reason}" for device, reason in reasons.items())
+    return Unavailable(
+        f"libibverbs cannot open a device that has an active port ({told}); install its provider (Debian: "
+        "ibverbs-providers), or let this process open /dev/infiniband"
+    )
 
 
 def _is_installed(library: str) -> bool:
@@ -80,6 +102,6 @@ def mooncake_transfer_drivers() -> list[DriverInfo]:
             options=render,
             network=True,
             endpoints=endpoints,
-            trusted_probe=True,
+            trusted_probe=not is_installed(),  # pyverbs is foreign code
         )
     ]

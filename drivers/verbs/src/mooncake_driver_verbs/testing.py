@@ -6,15 +6,17 @@ import socket
 import struct
 from dataclasses import dataclass
 
-__all__ = ["Address", "Control", "Imported", "QueuePairs", "parse_address"]
+__all__ = ["Address", "Control", "Imported", "Places", "QueuePairs", "parse_address"]
 
 HEADER = struct.Struct("<4sB3xI")
 GREETING = struct.Struct("<16s16sQiBBB16sHB")
 QP = struct.Struct("<II")
+PLACES = struct.Struct("<QIB")
 IMPORT = struct.Struct("<QQ16s")
 IMPORTED = struct.Struct("<QiIQQII")
 ADDRESS = struct.Struct("<4sB16sHB")
 HELLO, WELCOME, ASK, ANSWER = 1, 2, 3, 4
+NOTICE_BYTES = 512
 TIMEOUT_S = 60.0
 
 
@@ -40,6 +42,19 @@ def parse_address(blob: bytes) -> Address:
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """Where notices are written, with the place's number as the immediate: ``slots`` for each queue pair.
+
+    Each has ``NOTICE_BYTES`` bytes, and is used again when the endpoint has told on the control socket that
+    it took what was there.
+    """
+
+    address: int
+    rkey: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueuePairs:
     """One side's queue pairs, as the other must know them.
 
@@ -50,6 +65,7 @@ class QueuePairs:
         rd_atomic: reads that may be outstanding on one.
         lid: local identifier, on InfiniBand.
         ethernet: whether the port is on Ethernet.
+        places: where notices go; None: this side, or an endpoint with too many peers, has none.
     """
 
     numbers: tuple[tuple[int, int], ...]
@@ -58,6 +74,7 @@ class QueuePairs:
     rd_atomic: int = 1
     lid: int = 0
     ethernet: bool = True
+    places: Places | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +109,9 @@ class Control:
         if status:
             raise ConnectionRefusedError(rest.decode())
         pairs = tuple((number, psn) for number, psn in QP.iter_unpack(rest[: count * QP.size]))
-        return QueuePairs(pairs, gid, mtu, rd_atomic, lid, bool(ethernet))
+        places = Places(*PLACES.unpack_from(rest, count * QP.size))
+        told = places if places.slots else None
+        return QueuePairs(pairs, gid, mtu, rd_atomic, lid, bool(ethernet), told)
 
     def import_key(self, region_id: int, key: bytes) -> Imported:
         """Ask where a region is."""

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -218,6 +219,7 @@ EXPORT ibv::Mr* ibv_reg_mr_iova2(ibv::Pd* base, void* address, size_t length, ui
     mr.address = reinterpret_cast<uint64_t>(address);
     mr.iova = iova;
     mr.length = length;
+    mr.mapped = 0;
     mr.key = (serial % kMrs) << 8 | (serial / kMrs & 0xff) | 1;
     ++pd->users;
     return new ibv::Mr{&pd->context->base, base, address, length, 0, mr.key, mr.key};
@@ -228,10 +230,28 @@ EXPORT ibv::Mr* ibv_reg_mr(ibv::Pd* pd, void* address, size_t length, int access
   return ibv_reg_mr_iova2(pd, address, length, reinterpret_cast<uint64_t>(address),
                           static_cast<unsigned>(access));
 }
+// Any descriptor that can be mapped stands for a DMA-BUF.
+EXPORT ibv::Mr* ibv_reg_dmabuf_mr(ibv::Pd* pd, uint64_t offset, size_t length, uint64_t iova, int fd,
+                                  int access) {
+  if ((offset ^ iova) % 4096 != 0) {
+    violated("the device address has another place in its page than the DMA-BUF");
+    return fail<ibv::Mr>(EINVAL);
+  }
+  uint64_t before = offset % 4096;
+  void* at = mmap(nullptr, before + length, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                  static_cast<off_t>(offset - before));
+  if (at == MAP_FAILED) return nullptr;
+  ibv::Mr* made =
+      ibv_reg_mr_iova2(pd, static_cast<char*>(at) + before, length, iova, static_cast<unsigned>(access));
+  if (made == nullptr) return munmap(at, before + length), nullptr;
+  fabric().mrs[made->lkey >> 8].mapped = before + length;
+  return made;
+}
 EXPORT int ibv_dereg_mr(ibv::Mr* mr) {
   MrEntry& entry = fabric().mrs[mr->lkey >> 8];
   std::lock_guard lock(entry.lock);  // until no device touches the memory
   entry.key = 0;
+  if (entry.mapped != 0) munmap(reinterpret_cast<void*>(entry.address / 4096 * 4096), entry.mapped);
   --reinterpret_cast<Pd*>(mr->pd)->users;
   delete mr;
   return 0;
@@ -352,6 +372,8 @@ EXPORT int ibv_modify_qp(ibv::Qp* base, ibv::QpAttr* attr, int mask) {
     entry.mtu = attr->path_mtu;
     entry.dest_device = attr->ah_attr.grh.dgid.raw[15] - 1u;
     entry.max_dest_rd_atomic = attr->max_dest_rd_atomic;
+    entry.traffic_class = attr->ah_attr.grh.traffic_class;
+    entry.service_level = attr->ah_attr.sl;
   }
   if (next == ibv::kReadyToSend) {
     entry.sq_psn = attr->sq_psn;
@@ -367,6 +389,8 @@ EXPORT int ibv_destroy_qp(ibv::Qp* base) {
   auto& qp = *reinterpret_cast<Qp*>(base);
   auto& context = of(base->context);
   QpEntry& entry = fabric().qps[qp.entry];
+  while (fabric().sluggish[context.device->number] != 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   {
     std::lock_guard lock(entry.lock);  // until no peer moves anything through it
     entry.state = ibv::kReset;

@@ -58,6 +58,14 @@ QpEntry* find_peer(Qp& qp) {
   return &peer;
 }
 
+// The first of what waits has come. With the lock of the queue pair held.
+void receive(QpEntry& qp, const QpEntry::Receive& done) {
+  std::copy(qp.receives + 1, qp.receives + qp.receives_count, qp.receives);
+  --qp.receives_count;
+  qp.received[qp.received_count] = done;
+  std::atomic_ref<uint32_t>(qp.received_count).fetch_add(1);  // looked at without the lock
+}
+
 constexpr int kNotReady = -1;  // the target has no buffer for a message yet
 
 // A message into the first buffer of the peer.
@@ -82,10 +90,24 @@ int send_message(Qp& qp, const Work& work) {
   iovec theirs{reinterpret_cast<void*>(buffer.address), work.sge.length};
   long moved = syscall(SYS_process_vm_writev, peer->pid.load(), &ours, 1, &theirs, 1, 0);
   if (moved != static_cast<long>(work.sge.length)) return ibv::kRetryExcErr;
-  std::copy(peer->receives + 1, peer->receives + peer->receives_count, peer->receives);
-  --peer->receives_count;
   buffer.length = work.sge.length;
-  peer->received[peer->received_count++] = buffer;
+  receive(*peer, buffer);
+  return ibv::kSuccess;
+}
+
+// What a write with immediate has moved takes a receive of the peer, whose buffer it does not touch. By then
+// the bytes are there: a sender that does not know of a free place has spoilt another's.
+int announce(Qp& qp, const Work& work) {
+  QpEntry* peer = find_peer(qp);
+  if (peer == nullptr) return ibv::kRetryExcErr;
+  std::lock_guard at_peer(peer->lock);
+  if (find_peer(qp) != peer) return ibv::kRetryExcErr;
+  if (peer->receives_count == 0) return violated("a write with immediate finds no receive"), kNotReady;
+  QpEntry::Receive taken = peer->receives[0];
+  taken.length = work.sge.length;
+  taken.immediate = work.wr.imm_data;
+  taken.placed = true;
+  receive(*peer, taken);
   return ibv::kSuccess;
 }
 
@@ -125,19 +147,20 @@ void to_error(Qp& qp) {
 
 // Carries out the first piece of work. Without the queue pair's mutex: it takes time.
 void carry_out(Qp& qp, const Work& work) {
-  int status = work.wr.opcode == ibv::kSend ? send_message(qp, work) : ibv::kSuccess;
+  bool message = work.wr.opcode == ibv::kSend;
+  int status = message ? send_message(qp, work) : ibv::kSuccess;
+  for (size_t done = message ? work.sge.length : 0; done < work.sge.length && status == ibv::kSuccess;) {
+    size_t length = std::min<size_t>(kPiece, work.sge.length - done);
+    status = move_piece(qp, work, done, length);
+    done += length;
+  }
+  if (status == ibv::kSuccess && work.wr.opcode == ibv::kWriteWithImm) status = announce(qp, work);
   if (status == kNotReady) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     std::lock_guard lock(qp.mutex);
     qp.busy = false;
     if (qp.state != ibv::kReadyToSend) flush(qp);
     return;
-  }
-  bool message = work.wr.opcode == ibv::kSend;
-  for (size_t done = message ? work.sge.length : 0; done < work.sge.length && status == ibv::kSuccess;) {
-    size_t length = std::min<size_t>(kPiece, work.sge.length - done);
-    status = move_piece(qp, work, done, length);
-    done += length;
   }
   const QpEntry& own = fabric().qps[qp.entry];
   if (status == ibv::kSuccess) fabric().carried[own.device] += work.sge.length;

@@ -53,11 +53,12 @@ void collect(Cq& cq) {
       Cq::Entry& done = cq.ring[(cq.head + cq.count++) % cq.ring.size()];
       done = {};
       done.wc.wr_id = entry.received[i].id;
-      done.wc.opcode = 128;
+      done.wc.opcode = entry.received[i].placed ? ibv::kWcRecvRdmaWithImm : 128;
+      done.wc.imm_data = entry.received[i].immediate;
       done.wc.byte_len = entry.received[i].length;
       done.wc.qp_num = qp->base.qp_num;
     }
-    entry.received_count = 0;
+    std::atomic_ref<uint32_t>(entry.received_count).store(0);
     notify(cq);
   }
 }
@@ -76,7 +77,7 @@ int post_recv(ibv::Qp* base, ibv::RecvWr* wr, ibv::RecvWr** bad) {
       return ENOMEM;
     }
     uint64_t address = mr.address + (wr->sg_list->addr - mr.iova);
-    entry.receives[entry.receives_count++] = {wr->wr_id, address, wr->sg_list->length, 0};
+    entry.receives[entry.receives_count++] = {wr->wr_id, address, wr->sg_list->length, 0, 0, false};
   }
   return 0;
 }
@@ -115,7 +116,8 @@ namespace {
 
 int check(const Qp& qp, const ibv::SendWr& wr) {
   if (wr.num_sge != 1) return violated("one scatter element was asked for"), EINVAL;
-  if (wr.opcode != ibv::kWrite && wr.opcode != ibv::kRead && wr.opcode != ibv::kSend)
+  if (wr.opcode != ibv::kWrite && wr.opcode != ibv::kRead && wr.opcode != ibv::kSend &&
+      wr.opcode != ibv::kWriteWithImm)
     return violated("an unknown opcode"), EINVAL;
   if ((wr.send_flags & ibv::kInline) != 0) {
     if (wr.opcode == ibv::kRead) return violated("a read cannot be inline"), EINVAL;

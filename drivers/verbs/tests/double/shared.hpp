@@ -40,10 +40,12 @@ struct QpEntry {
   uint32_t dest, rq_psn, sq_psn, dest_device;
   int mtu;
   uint32_t max_dest_rd_atomic;
+  uint8_t traffic_class, service_level;
   // Buffers that wait for messages, and what has come: both guarded by the lock.
   struct Receive {
     uint64_t id, address;
-    uint32_t room, length;
+    uint32_t room, length, immediate;
+    bool placed;  // no message, but a write with this immediate
   } receives[kReceives], received[kReceives];
   uint32_t receives_count, received_count;
 };
@@ -54,6 +56,7 @@ struct MrEntry {
   std::atomic<uint32_t> key;  // 0: free
   uint32_t pd, access, device;
   uint64_t address, iova, length;
+  uint64_t mapped;  // bytes of a DMA-BUF, mapped for it; 0: memory of the process
 };
 
 struct Fabric {
@@ -62,6 +65,7 @@ struct Fabric {
   std::atomic<uint8_t> frozen[kDevices];    // nothing that was posted is carried out
   std::atomic<uint64_t> violations;         // of the rules of verbs
   std::atomic<uint64_t> carried[kDevices];  // bytes that left by the device
+  std::atomic<uint8_t> sluggish[kDevices];  // takes its time to end queue pairs: until this is 0 again
   std::atomic<uint32_t> ready;
   std::atomic<uint32_t> next;  // for numbers and keys
   Lock table;

@@ -1,35 +1,18 @@
 // What can only be said of the core from C++: which address it chooses, that notices keep their promises, and
 // what fence() ends. `checks LIBRARY NAME` runs one and ends with 0, or says what is not so.
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <set>
-
 #include "gid.hpp"
-#include "shared.hpp"
-#include "two_sides.hpp"
+#include "notice_checks.hpp"
+#include "region.hpp"
 #include "wire.hpp"
 
 namespace {
 
 using namespace checks;
 namespace verbs = mooncake::verbs;
-
-std::string library;
-
-verbs_double::Fabric& fabric() {
-  static auto* mapped = [] {
-    int fd = open((library + ".fabric").c_str(), O_RDWR);
-    void* at = mmap(nullptr, sizeof(verbs_double::Fabric), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    require(fd >= 0 && at != MAP_FAILED, "the double's network is a file");
-    return static_cast<verbs_double::Fabric*>(at);
-  }();
-  return *mapped;
-}
-
-Options on(const char* device) { return {{"library", library}, {"device", device}}; }
 
 verbs::GidCandidate candidate(const char* text, int index, uint32_t type, const char* interface) {
   verbs::GidCandidate made{{}, index, type, interface};
@@ -83,83 +66,14 @@ void check_wire() {
   greeting.mtu = 9, greeting.rd_atomic = 1;
   require(!decode(encode(verbs::Message::kHello, greeting).substr(verbs::kHeaderBytes), greeting),
           "an MTU that there is not is refused");
-}
-
-constexpr size_t kBytes = 1 << 20;
-
-std::vector<uint32_t> fetch_numbers(Side& side) {
-  std::vector<mc_notice> notices(7);
-  size_t count = 0;
-  require(table->poll_notices(side.endpoint, notices.data(), notices.size(), &count) == MC_OK,
-          "poll_notices");
-  std::vector<uint32_t> numbers;
-  for (size_t i = 0; i < count; ++i) {
-    require(notices[i].length == sizeof(uint32_t) + notices[i].data[0] % 100, "a notice has its length");
-    uint32_t number;
-    std::memcpy(&number, notices[i].data, sizeof number);
-    numbers.push_back(number);
-  }
-  return numbers;
-}
-
-// Each of many comes once, after the bytes of the write before it, also while nobody fetches for a while.
-void check_notices() {
-  constexpr uint32_t kCount = 300;
-  Side source(on("double0"), kBytes, 1), target(on("double1"), kBytes, 2);
-  source.meet(target, 2);
-  std::set<uint32_t> come;
-  uint32_t written = 0, sent = 0, told = 0;
-  for (uint64_t until = now_ns() + kDeadlineNs; come.size() < kCount;) {
-    require(now_ns() < until, "all notices come in time");
-    for (; sent < kCount; ++sent) {
-      // Its bytes are at a place of its own, and large enough to go over several queue pairs.
-      std::memcpy(&source.memory[sent * 1024], &sent, sizeof sent);
-      uint8_t data[MC_NOTICE_MAX] = {};
-      std::memcpy(data, &sent, sizeof sent);
-      size_t length = sizeof sent + data[0] % 100;
-      if (table->notify(source.endpoint, source.connection, "probe", 0, 0) == MC_OK) std::exit(1);
-      for (; written <= sent; ++written) source.submit(source.op(MC_WRITE, sent * 1024, 1024, 2 * sent));
-      mc_status status = table->notify(source.endpoint, source.connection, data, length, 2 * sent + 1);
-      if (status == MC_AGAIN) break;
-      require(status == MC_OK, "a notice is accepted");
-    }
-    mc_completion done[64];
-    size_t count = 0;
-    require(table->poll(source.endpoint, done, 64, &count) == MC_OK, "poll");
-    for (size_t i = 0; i < count; ++i) {
-      require(done[i].status == MC_OK, done[i].reason);
-      told += done[i].cookie % 2;
-      require(done[i].cookie % 2 == 0 || done[i].bytes == 0, "a notice moves no bytes");
-    }
-    if (told < 8) continue;  // so many wait at the target, and the others at the source
-    for (uint32_t number : fetch_numbers(target)) {
-      require(come.insert(number).second, "no notice comes twice");
-      require(std::memcmp(&target.memory[number * 1024], &number, sizeof number) == 0,
-              "the bytes of the write before a notice are there");
-    }
-  }
-  require(fetch_numbers(target).empty(), "and no other");
-}
-
-// A notice after a write that was refused is not delivered, and says why.
-void check_failed_notice() {
-  Side source(on("double0"), kBytes, 1), target(on("double1"), kBytes / 2, 2);
-  source.meet(target, 2);
-  source.submit(source.op(MC_WRITE, kBytes / 2, 4096, 1));  // outside
-  require(table->notify(source.endpoint, source.connection, "never", 5, 2) == MC_OK, "it is accepted");
-  bool failed = false;
-  for (int i = 0; i < 2; ++i) {
-    mc_completion done = source.wait();
-    require(done.status != MC_OK && (done.cookie == 2 || done.status == MC_REFUSED), "both fail");
-
-    failed |= done.cookie == 2 && std::strstr(done.reason, "before the notice") != nullptr;
-  }
-  require(failed, "the notice says that it was the write");
-  require(table->notify(source.endpoint, source.connection, "\4xxxyyyy", 8, 3) == MC_OK, "another one");
-  require(source.wait().status == MC_OK, "is delivered");
-  mc_notice notices[4];
-  size_t count = 0;
-  require(table->poll_notices(target.endpoint, notices, 4, &count) == MC_OK && count == 1, "alone");
+  greeting.mtu = 3, greeting.ring_iova = 4096, greeting.ring_rkey = 5, greeting.ring_slots = 8;
+  whole = encode(verbs::Message::kWelcome, greeting).substr(verbs::kHeaderBytes);
+  verbs::Greeting told;
+  require(decode(whole, told) && told.ring_rkey == 5 && told.ring_slots == 8, "places for notices are told");
+  constexpr size_t kPlaces = 13;
+  require(
+      decode(std::string_view(whole).substr(0, whole.size() - kPlaces), told = {}) && told.ring_slots == 0,
+      "an older peer has none");
 }
 
 size_t queue_pairs_of(uint32_t device) {
@@ -200,6 +114,92 @@ void check_fence() {
   require(target.memory == source.memory, "and its bytes are there");
 }
 
+// fence() waits for a device that takes its time, and no longer than it may.
+void check_fence_deadline() {
+  Side source(on("double0"), kBytes, 1), target(on("double1"), kBytes, 2);
+  source.meet(target, 2);
+  fabric().frozen[0] = 1;
+  source.submit(source.op(MC_WRITE, 0, kBytes, 1));
+  uint8_t token[MC_BLOB_MAX] = {};
+  size_t length = sizeof(verbs::Nonce) + sizeof(uint64_t);
+  for (uint64_t until = now_ns() + kDeadlineNs; queue_pairs_of(1) == 0;)
+    require(now_ns() < until, "the target has queue pairs");
+  fabric().sluggish[1] = 1;
+  // What the target is to end is named by the write that it does not know to be lost.
+  fabric().down[1] = 1;
+  fabric().frozen[0] = 0;
+  require(source.wait().status == MC_UNREACHABLE, "the write is lost");
+  length = sizeof token;
+  require(table->late_writes(source.endpoint, source.connection, token, &length) == MC_OK && length > 0,
+          "it may still land");
+  require(table->fence(target.endpoint, token, length, now_ns() + 20'000'000) == MC_TIMEOUT,
+          "fence() gives up");
+  fabric().sluggish[1] = 0;
+  require(table->fence(target.endpoint, token, length, now_ns() + kDeadlineNs) == MC_OK,
+          "and can be repeated");
+  require(queue_pairs_of(1) == 0, "the target keeps no queue pair");
+  fabric().down[1] = 0;
+}
+
+// revoke() waits for who is telling a peer of the key, and no longer than it may.
+void check_revoke_deadline() {
+  verbs::Options options;
+  options.library = library, options.device = "double0";
+  std::unique_ptr<verbs::Device> device;
+  require(verbs::Device::open(options, device).ok(), "the device opens");
+  verbs::Regions regions(device, options);
+  std::vector<uint8_t> bytes(4096);
+  mc_memory memory{};
+  memory.struct_size = sizeof memory;
+  memory.fd = -1;
+  memory.address = reinterpret_cast<uint64_t>(bytes.data());
+  memory.length = bytes.size();
+  std::shared_ptr<verbs::Region> region;
+  require(regions.add(memory, region).ok() && regions.expose(*region).ok(), "memory is registered");
+  verbs::Opened told;
+  require(regions.open(0, memory.key, told).ok(), "a peer is being told of its key");
+  require(regions.revoke(*region, nullptr, now_ns() + 20'000'000).code == MC_TIMEOUT, "revoke() gives up");
+  require(regions.revoke(*region, nullptr, 0).ok(), "and does not wait at all with 0");
+  require(regions.revoke(*region, nullptr, now_ns() + 1).code == MC_TIMEOUT,
+          "it remembers what it waits for");
+  verbs::Opened other;
+  require(regions.open(0, memory.key, other).code == MC_REFUSED, "nobody else is told");
+  told.registration.reset();
+  require(regions.revoke(*region, nullptr, now_ns() + kDeadlineNs).ok(), "until the answer is out");
+  require(regions.remove(*region, now_ns() + kDeadlineNs).ok(), "and the memory is given back");
+}
+
+// What is registered may be written in any order, unless that was asked not to be.
+size_t registrations(bool relaxed) {
+  size_t count = 0;
+  for (const auto& mr : fabric().mrs)
+    count +=
+        mr.key != 0 && mr.pid == getpid() && ((mr.access & verbs::ibv::kRelaxedOrdering) != 0) == relaxed;
+  return count;
+}
+
+// What the options say of packets and of memory reaches the device.
+void check_attributes() {
+  Options asked = on("double0");
+  for (const char* name : {"traffic_class", "service_level"}) asked.push_back({name, "7"});
+  Side source(asked, kBytes, 1), target(asked, kBytes, 2);
+  require(registrations(true) > 0 && registrations(false) == 0, "relaxed ordering");
+  source.meet(target, 2);
+  source.submit(source.op(MC_WRITE, 0, 64, 1));
+  require(source.wait().status == MC_OK, "a write arrives");
+  size_t count = 0;
+  for (const auto& qp : fabric().qps) {
+    if (qp.number == 0 || qp.pid != getpid()) continue;
+    require(qp.traffic_class == 7 && qp.service_level == 7, "traffic class and service level");
+    ++count;
+  }
+  require(count == 4, "of two queue pairs on each side");
+  Options strict = on("double0");
+  strict.push_back({"relaxed_ordering", "false"});
+  Side ordered(strict, kBytes, 3);
+  require(registrations(false) > 0, "strict ordering");
+}
+
 // Memory in three chunks, and one within another: every byte arrives over the edges.
 void check_chunks() {
   Options chunked = on("double0");
@@ -226,6 +226,49 @@ void check_chunks() {
   require(target.memory[0] == 5 && target.memory[(1 << 20) - 1] == 5, "by the same registration");
   require(table->deregister_memory(source.endpoint, region, now_ns() + kDeadlineNs) == MC_OK,
           "and given back");
+}
+
+mc_handle register_buffer(const Side& side, int fd, uint64_t offset, uint64_t length, uint64_t id) {
+  mc_memory memory{};
+  memory.struct_size = sizeof memory;
+  memory.kind = MC_CUDA;
+  memory.fd = fd;
+  memory.fd_offset = offset;
+  memory.address = 0x10'0000'0000 + offset;  // of the GPU: nothing is there for the processor
+  memory.length = length;
+  memory.region_id = id;
+  memory.key[0] = 7;
+  mc_handle region = 0;
+  require(table->register_memory(side.endpoint, &memory, &region) == MC_OK, "a DMA-BUF is registered");
+  uint8_t blob[MC_BLOB_MAX];
+  size_t size = sizeof blob;
+  require(table->export_key(side.endpoint, region, blob, &size) == MC_OK, "its key is exported");
+  return region;
+}
+
+// Memory of a GPU, by its DMA-BUF: in chunks, on both sides, and never touched by the processor.
+void check_dmabuf() {
+  Options chunked = on("double0");
+  chunked.push_back({"chunk_bytes", std::to_string(1 << 20)});
+  constexpr uint64_t kOffset = 4096 + 64, kLarge = (5 << 19) + 4321, kSmall = 64;
+  int fd = memfd_create("dmabuf", MFD_CLOEXEC);
+  require(fd >= 0 && ftruncate(fd, 2 * kLarge) == 0, "a descriptor that can be mapped");
+  Side source(chunked, kLarge, 1), target(chunked, kLarge, 2);
+  mc_handle theirs = register_buffer(target, fd, kOffset, kLarge, 3);
+  source.meet(target, 2);
+  mc_handle remote = source.name(3, kLarge);
+  for (size_t i = 0; i < kLarge; ++i) source.memory[i] = static_cast<uint8_t>(i * 7 + i / 256);
+  source.submit({MC_WRITE, 0, source.connection, source.region, remote, 0, 0, kLarge, 1});
+  require(source.wait().status == MC_OK, "it is written");
+  std::vector<uint8_t> held(kLarge);
+  require(pread(fd, held.data(), kLarge, kOffset) == kLarge && held == source.memory, "the bytes are in it");
+  mc_handle own = register_buffer(source, fd, kOffset, kLarge, 4);
+  source.submit({MC_WRITE, 0, source.connection, own, source.remote, kLarge - kSmall, 0, kSmall, 2});
+  require(source.wait().status == MC_OK, "a few bytes of it are written elsewhere");
+  require(std::memcmp(target.memory.data(), &held[kLarge - kSmall], kSmall) == 0, "and arrive");
+  for (auto [side, region] : {std::pair(&target, theirs), std::pair(&source, own)})
+    require(table->deregister_memory(side->endpoint, region, now_ns() + kDeadlineNs) == MC_OK, "given back");
+  close(fd);
 }
 
 // More peers than may have queue pairs: idle ones lose theirs, and get new ones when they are used again.
@@ -266,13 +309,26 @@ int main(int count, char** arguments) {
   library = arguments[1];
   std::string name = arguments[2];
   constexpr std::pair<const char*, void (*)()> kAll[] = {
-      {"gid", check_gid},         {"wire", check_wire},
-      {"notices", check_notices}, {"failed_notice", check_failed_notice},
-      {"fence", check_fence},     {"chunks", check_chunks},
+      {"gid", check_gid},
+      {"wire", check_wire},
+      {"notices", check_notices},
+      {"failed_notice", check_failed_notice},
+      {"fence", check_fence},
+      {"chunks", check_chunks},
       {"sweep", check_sweep},
+      {"dmabuf", check_dmabuf},
+      {"attributes", check_attributes},
+      {"behind", check_behind},
+      {"back_pressure", check_back_pressure},
+      {"fence_deadline", check_fence_deadline},
+      {"cancelled_before_notice", check_cancelled_before_notice},
+      {"revoke_deadline", check_revoke_deadline},
   };
   for (const auto& [known, check] : kAll) {
-    if (name == known) return check(), 0;
+    if (name != known) continue;
+    check();
+    require(name == "gid" || name == "wire" || fabric().violations == 0, "no rule of verbs was broken");
+    return 0;
   }
   return 2;
 }

@@ -54,10 +54,15 @@ class Side {
     size_t length = sizeof address;
     require(table->export_address(other.endpoint, address, &length) == MC_OK, "an address");
     require(table->connect(endpoint, address, length, &connection) == MC_OK, "a connection");
+    remote = name(id, other.memory.size());
+  }
+  // A region of the side that it is connected to.
+  mc_handle name(uint64_t id, uint64_t length) {
     const uint8_t key[MC_KEY_BYTES] = {7};
-    require(
-        table->import_key(endpoint, connection, id, key, other.memory.size(), nullptr, 0, &remote) == MC_OK,
-        "a remote region");
+    mc_handle named = 0;
+    require(table->import_key(endpoint, connection, id, key, length, nullptr, 0, &named) == MC_OK,
+            "a remote region");
+    return named;
   }
   mc_op op(uint32_t opcode, uint64_t offset, uint64_t length, uint64_t cookie) const {
     return {opcode, 0, connection, region, remote, offset, offset, length, cookie};
@@ -80,7 +85,7 @@ class Side {
   void sleep_until_event() {
     if (table->arm(endpoint) != MC_OK) return;
     pollfd watched{table->event_fd(endpoint), POLLIN, 0};
-    ::poll(&watched, 1, 1000);
+    require(::poll(&watched, 1, kDeadlineNs / 1'000'000) == 1, "an event tells of what there is");
   }
 
   std::vector<uint8_t> memory;

@@ -11,10 +11,10 @@ import threading
 from collections.abc import Sequence
 from itertools import groupby
 
-from mooncake_conductor.events import MEDIUM_CPU, AllBlocksCleared, BlockRemoved, BlockStored
-from mooncake_conductor.publisher import KVEventPublisher
 from mooncake_store import Store, keys
 from mooncake_store.errors import StoreError
+from mooncake_store.kv_events.publisher import KVEventPublisher
+from mooncake_store.kv_events.wire import MEDIUM_CPU, AllBlocksCleared, BlockRemoved, BlockStored
 from mooncake_transfer import Region
 from mooncake_transfer.errors import TransferError
 from mooncake_transformers.kv_pool import KVPool

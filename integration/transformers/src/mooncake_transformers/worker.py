@@ -16,8 +16,8 @@ from contextlib import ExitStack
 import torch
 import uvicorn
 
-from mooncake_conductor.publisher import KVEventPublisher
 from mooncake_store import Store, keys
+from mooncake_store.kv_events.publisher import KVEventPublisher
 from mooncake_transfer import TransferConfig, TransferEngine
 from mooncake_transformers._errors import ConfigError, PortTaken
 from mooncake_transformers.blocks import BlockWaiters

@@ -5,8 +5,6 @@
     ConductorError
     ├─ ConfigError
     ├─ ListenFailed
-    ├─ EventMalformed
-    ├─ PublisherClosed
     ├─ WorkerError     ─ WorkerUnreachable · WorkerTimeout · WorkerRefused · KvTransferFailed
     └─ RequestRejected ─ InvalidRequest (BodyTooLarge) · ModelUnknown · NoWorker
 
@@ -29,15 +27,6 @@ class ConfigError(ConductorError, ValueError):
 
 class ListenFailed(ConductorError):
     """The address to serve on cannot be had: taken, or not of this machine."""
-
-
-class EventMalformed(ConductorError):
-    """A KV event is not what the wire format says. What it told is lost, so the sender's view has to be
-    rebuilt."""
-
-
-class PublisherClosed(ConductorError):
-    """The publisher has been closed; events can no longer be sent through it."""
 
 
 class WorkerError(ConductorError):

@@ -8,11 +8,11 @@ import logging
 import zmq.asyncio
 
 from mooncake_conductor.config import ConductorConfig
-from mooncake_conductor.events import EventBatch
 from mooncake_conductor.index import ClusterIndex
 from mooncake_conductor.metrics import Metrics
 from mooncake_conductor.subscriber import EventSubscriber, LossReason, reachable_endpoint
 from mooncake_conductor.workers import WorkerInfo
+from mooncake_store.kv_events.wire import EventBatch
 
 __all__ = ["EventFeeds"]
 

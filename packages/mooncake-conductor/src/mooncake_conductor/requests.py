@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from mooncake_conductor._errors import InvalidRequest
-from mooncake_conductor.events import TokenId
+from mooncake_store.kv_events.wire import TokenId
 
 __all__ = [
     "GenerationRequest",

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import zmq
 import zmq.asyncio
 
-from mooncake_conductor._errors import EventMalformed
-from mooncake_conductor.events import EventBatch, decode_batch, decode_sequence, encode_sequence
 from mooncake_conductor.sequence import SequenceTracker, Verdict
+from mooncake_store.errors import EventMalformed
+from mooncake_store.kv_events.wire import EventBatch, decode_batch, decode_sequence, encode_sequence
 
 __all__ = ["EventSink", "EventSubscriber", "reachable_endpoint"]
 

@@ -7,10 +7,20 @@
     ├─ KeyInvalid
     ├─ KeyNotFound
     ├─ KeyExists
-    ├─ ValueInvalid ─ SizeMismatch
+    ├─ ValueInvalid ─ SizeMismatch · TensorMismatch
     ├─ StoreFull
+    ├─ QuotaExceeded
+    ├─ OwnerUnreachable
+    ├─ RateLimited
     ├─ PutFailed
-    ├─ MasterError ─ MasterUnreachable · MasterRefused
+    ├─ CopyFailed
+    ├─ LeaseExpired
+    ├─ EventMalformed
+    ├─ PublisherClosed
+    ├─ MasterError
+    │  ├─ MasterUnreachable ─ MasterNotLeading · CoordinationUnavailable
+    │  └─ MasterRefused ─ ProtocolMismatch · NotAuthorised
+    ├─ TierError ─ TierUnavailable · TierInUse · TierKeyWrong · TierTimeout · TierFull · RecordInvalid
     └─ StoreClosed
 
 Every message says what failed, on what, why, and what to do about it. What the transfer engine raises while
@@ -53,6 +63,12 @@ class SizeMismatch(ValueInvalid):
     """The object does not have the size of the memory it should be read into. A retry fails the same way."""
 
 
+class TensorMismatch(ValueInvalid):
+    """The value is no tensor, or one of another dtype, shape or cut than asked for. A retry fails the same
+    way.
+    """
+
+
 class StoreFull(StoreError):
     """No room, and nothing that may be evicted. Nothing was stored; a retry is safe and may find room later.
 
@@ -83,8 +99,53 @@ class StoreFull(StoreError):
         )
 
 
+class QuotaExceeded(StoreError):
+    """The tenant may not store that much. Nothing was stored; removing values of the tenant is the remedy, or
+    another ``TenantPolicy`` of the master.
+    """
+
+
+class OwnerUnreachable(StoreError):
+    """An owner of memory does not answer, so that not all keys can be listed. A retry is safe."""
+
+
+class RateLimited(StoreError):
+    """The tenant has asked for more keys than its ``TenantPolicy`` at the master allows. Nothing was done.
+
+    Attributes:
+        retry_after_s: how long to wait before asking again.
+    """
+
+    def __init__(self, tenant: str, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(
+            f"tenant {tenant!r} asks for more keys a second than the master lets it; wait "
+            f"{retry_after_s:.3f} s, or raise its keys_per_s"
+        )
+
+
 class PutFailed(StoreError):
     """The bytes could not be moved to where they should lie. Nothing is visible; a retry is safe."""
+
+
+class CopyFailed(StoreError):
+    """A replica could not be made. What is there stays as it is; the message says why, and what may help."""
+
+
+class LeaseExpired(StoreError):
+    """A buffer was used for longer than its lease is known to have held. What was read from it is void; get
+    it again.
+    """
+
+
+class EventMalformed(StoreError):
+    """A KV event is not what the wire format says. What it told is lost, so the sender's view has to be
+    rebuilt.
+    """
+
+
+class PublisherClosed(StoreError):
+    """The publisher of KV events has been closed; events can no longer be sent through it."""
 
 
 class MasterError(StoreError):
@@ -97,8 +158,54 @@ class MasterUnreachable(MasterError):
     """
 
 
+class MasterNotLeading(MasterUnreachable):
+    """This master of a cluster does not lead (any more); nothing was done. Clients look for the leader."""
+
+
+class CoordinationUnavailable(MasterUnreachable):
+    """What elects a cluster's leader does not answer, so the leader is not known. A retry is safe."""
+
+
 class MasterRefused(MasterError):
     """The master does not take the request, for instance because it speaks another version. Do not retry."""
+
+
+class ProtocolMismatch(MasterRefused):
+    """Client and master have no version of the protocol in common. Upgrade the older side; masters first."""
+
+
+class TierError(StoreError):
+    """Something about a tier. Values in memory are not affected."""
+
+
+class TierUnavailable(TierError):
+    """The folder, bucket or server of a tier cannot be used as asked. Nothing was started."""
+
+
+class TierInUse(TierUnavailable):
+    """Another process has this tier open, and it takes only one."""
+
+
+class TierKeyWrong(TierError):
+    """What is in the tier was written with another secret, or with none. Nothing was changed."""
+
+
+class TierTimeout(TierError):
+    """The medium or server of a tier did not answer in time. A retry is safe."""
+
+
+class TierFull(TierError):
+    """A tier has no room for a value. Nothing was stored in it."""
+
+
+class RecordInvalid(TierError):
+    """What was found in a tier is no record that can be read. It counts as a miss."""
+
+
+class NotAuthorised(MasterRefused):
+    """The master's access rules do not let this client do that. Nothing was done; a retry fails the same
+    way.
+    """
 
 
 class StoreClosed(StoreError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,16 +10,28 @@ import numpy.typing as npt
 
 from mooncake_store._errors import ValueInvalid
 from mooncake_store.keys import DIGEST_BYTES, Key, key_bytes, object_digests
-from mooncake_store.mover import Uints
 
-__all__ = ["Batch", "as_bytes", "as_ranges"]
+__all__ = ["Batch", "Digests", "as_bools", "as_bytes"]
 
 
-class Batch:
+class Digests:
+    """Values of one call, as the master knows them.
+
+    Attributes:
+        digests: one 16-byte item each.
+    """
+
+    def __init__(self, digests: bytes) -> None:
+        self.digests = np.frombuffer(digests, dtype=f"V{DIGEST_BYTES}")
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+
+class Batch(Digests):
     """Keys of one call.
 
     Attributes:
-        keys: as bytes.
         digests: one 16-byte item each, as the master knows them.
     """
 
@@ -28,44 +41,27 @@ class Batch:
             raise ValueInvalid(
                 f"keys is one key ({keys!r:.60}), not a sequence of keys; use the call for one key"
             )
-        self.keys = [key_bytes(key) for key in keys]
-        self.digests = np.frombuffer(object_digests(tenant, self.keys), dtype=f"V{DIGEST_BYTES}")
+        self._given = list(keys)
+        try:
+            digests = object_digests(tenant, self._given)
+        except ValueError:
+            self._given = [key_bytes(key) for key in self._given]  # says which key is wrong
+            digests = object_digests(tenant, self._given)
+        self.digests = np.frombuffer(digests, dtype=f"V{DIGEST_BYTES}")
+
+    @functools.cached_property
+    def keys(self) -> list[bytes]:
+        """The keys as bytes."""
+        return [key_bytes(key) for key in self._given]
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self._given)
 
 
-def as_ranges(
-    offsets: npt.ArrayLike, nbytes: npt.ArrayLike, count: int, region_bytes: int
-) -> tuple[Uints, Uints]:
-    """Offsets and sizes as uint64 arrays of ``count``; a single size goes for all.
-
-    Raises ValueInvalid when the numbers do not fit the keys or a range is not inside the region.
-    """
-    starts, sizes = _as_uints("offsets", offsets, count), _as_uints("nbytes", nbytes, count)
-    ends = starts + sizes
-    # uint64 wraps around: an end before its start is outside, too.
-    outside = np.flatnonzero((ends > region_bytes) | (ends < starts))
-    if outside.size:
-        first = int(outside[0])
-        raise ValueInvalid(
-            f"{sizes[first]} bytes at offset {starts[first]} (entry {first}) are not inside the region of "
-            f"{region_bytes} bytes"
-        )
-    return starts, sizes
-
-
-def _as_uints(name: str, numbers: npt.ArrayLike, count: int) -> Uints:
-    array = np.asarray(numbers)
-    if array.size == 0 and array.ndim == 1:
-        array = array.astype(np.uint64)
-    if array.dtype.kind not in "iu" or array.ndim > 1 or (array.ndim == 1 and len(array) != count):
-        raise ValueInvalid(
-            f"{name} must be {count} integers, one per key, not {array.dtype} of shape {array.shape}"
-        )
-    if array.dtype.kind == "i" and array.size and int(array.min()) < 0:
-        raise ValueInvalid(f"{name} holds a negative number: {int(array.min())}")
-    return np.broadcast_to(array.astype(np.uint64), (count,))
+def as_bools(found: bytes) -> list[bool]:
+    """What the master says of each key in one byte."""
+    bools: list[bool] = np.frombuffer(found, dtype=np.bool_).tolist()
+    return bools
 
 
 def as_bytes(data: object) -> npt.NDArray[np.uint8]:

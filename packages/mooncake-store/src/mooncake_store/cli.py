@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from mooncake_store._errors import ConfigError
-from mooncake_store.config import StoreConfig
+from mooncake_store._errors import ConfigError, MasterNotLeading
+from mooncake_store.access import load_rules
+from mooncake_store.cluster import open_coordination
+from mooncake_store.cluster.master import ClusterMaster
+from mooncake_store.commands import COMMANDS
+from mooncake_store.commands.serving import HttpFront
+from mooncake_store.commands.session import fail
+from mooncake_store.config import StoreConfig, read_token
+from mooncake_store.eviction import find_eviction
 from mooncake_store.master import Master
 from mooncake_store.protocol import StoreStats
 from mooncake_transfer import TransferConfig, TransferEngine
@@ -26,6 +35,8 @@ REPORT_INTERVAL_S = 30.0
 
 log = logging.getLogger("mooncake_store.master")
 store_commands = typer.Typer(name="store", help="The distributed KV-cache store.", no_args_is_help=True)
+for command in COMMANDS:
+    store_commands.command()(command)
 
 
 @hookimpl
@@ -45,6 +56,24 @@ def master(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes any free one.")] = 0,
     lease_ttl_s: Annotated[float, typer.Option(help="How long a silent reader keeps bytes in place.")] = 10.0,
     reservation_ttl_s: Annotated[float, typer.Option(help="How long a put may take.")] = 30.0,
+    cluster: Annotated[
+        str,
+        typer.Option(help="Be one of several: etcd://HOST:PORT/NAME, redis://HOST:PORT/NAME, sqlite:FILE."),
+    ] = "",
+    leader_ttl_s: Annotated[
+        float, typer.Option(help="In a cluster: another leads when the leader is silent for so long.")
+    ] = 5.0,
+    http_port: Annotated[
+        int | None, typer.Option(help="Serve REST, metrics and a page over HTTP here; 0 takes any free port.")
+    ] = None,
+    http_host: Annotated[str, typer.Option(help="Address of the HTTP interface; empty: --host.")] = "",
+    http_token_file: Annotated[
+        Path | None, typer.Option(help="File with the token that HTTP clients need.")
+    ] = None,
+    eviction: Annotated[str, typer.Option(help="clock, lru, arc, gdsf, or a plugin's.")] = "clock",
+    access_file: Annotated[
+        str, typer.Option(help="TOML file that says who may act for which tenant; see the README.")
+    ] = "",
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
     ready_fd: Annotated[int | None, typer.Option(help='Write {"address": ...} here when ready.')] = None,
     lifeline_fd: Annotated[int | None, typer.Option(help="End at once when this pipe is closed.")] = None,
@@ -56,16 +85,40 @@ def master(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        config = StoreConfig(lease_ttl_s=lease_ttl_s, reservation_ttl_s=reservation_ttl_s)
-        engine = TransferEngine(TransferConfig(host=host, port=port))
+        config = StoreConfig(
+            lease_ttl_s=lease_ttl_s,
+            reservation_ttl_s=reservation_ttl_s,
+            leader_ttl_s=leader_ttl_s,
+            recovery=True,
+            eviction=find_eviction(eviction).name,
+            access_file=access_file,
+        )
+        if cluster:
+            open_coordination(cluster, leader_ttl_s).close()  # a URL that cannot work ends this here
+        if access_file:
+            load_rules(access_file)  # and so does such a file
+        engine = TransferEngine(TransferConfig.load(host=host, port=port))
     except (ConfigError, TransferError) as error:
         Console(stderr=True).print(f"mooncake store master cannot start: {error}", markup=False)
         raise typer.Exit(WRONG_USE) from None
-    with engine, Master(engine, config) as serving:
-        log.info("ready address=%s epoch=%d", serving.address, serving.epoch)
-        announce_ready(ready_fd, {"address": serving.address})
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(engine)
+        ready: dict[str, object] = {"address": engine.address}
+        serving: Master | ClusterMaster
+        try:
+            serving = ClusterMaster(engine, cluster, config) if cluster else Master(engine, config)
+            stack.enter_context(serving)
+            if http_port is not None:
+                where = (http_host or host, http_port, read_token(http_token_file))
+                front = stack.enter_context(HttpFront(engine, cluster or engine.address, config, *where))
+                ready["url"] = front.url
+        except ConfigError as error:
+            raise fail("master", str(error), WRONG_USE) from None
+        log.info("ready %s", " ".join(f"{name}={value}" for name, value in ready.items()))
+        announce_ready(ready_fd, ready)
         while not stop.wait(REPORT_INTERVAL_S):
-            _report(serving.stats())
+            with contextlib.suppress(MasterNotLeading):
+                _report(serving.stats())
         log.info("stopping")
     log.info("stopped")
 

@@ -4,39 +4,69 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
 from mooncake_store import protocol
-from mooncake_store._errors import ConfigError, KeyExists, KeyNotFound, PutFailed, SizeMismatch, StoreFull
-from mooncake_store.batch import Batch, as_bytes, as_ranges
+from mooncake_store._errors import (
+    ConfigError,
+    KeyExists,
+    KeyNotFound,
+    MasterUnreachable,
+    PutFailed,
+    QuotaExceeded,
+    SizeMismatch,
+    StoreFull,
+    ValueInvalid,
+)
+from mooncake_store.batch import Batch, as_bools, as_bytes
+from mooncake_store.buffers import ValueBuffer, open_buffers
+from mooncake_store.cluster.finder import LeaderFinder
+from mooncake_store.cluster.finding import is_cluster
 from mooncake_store.config import StoreConfig
+from mooncake_store.copier import Copier
+from mooncake_store.copying import Copying
+from mooncake_store.keeping import Keeping
 from mooncake_store.keys import Key
 from mooncake_store.link import Link, LocalLink, open_remote
+from mooncake_store.listing import Listing
 from mooncake_store.local_memory import Registered, Staged, StagingBuffers
 from mooncake_store.master import Master, master_of
 from mooncake_store.membership import Membership
-from mooncake_store.mover import Mover
+from mooncake_store.mover import LocalMemory, Mover
 from mooncake_store.notices import Notices
+from mooncake_store.observing import Observing
 from mooncake_store.own_segment import Bytes, OwnSegment
-from mooncake_store.protocol import IfExists, Outcome, StoreStats, notice_method
+from mooncake_store.parts import READ, as_parts, as_ranges, require_inside
+from mooncake_store.policy import PutPolicy
+from mooncake_store.protocol import IfExists, Outcome, notice_method
+from mooncake_store.read_session import ReadSession
 from mooncake_store.reader import Reading
-from mooncake_store.writer import Values, Writer
+from mooncake_store.telemetry import ClientCounters
+from mooncake_store.tiers.contract import Tier
+from mooncake_store.tiers.owner import TierOwner, open_tiers
+from mooncake_store.tiers.reading import TierClient
+from mooncake_store.value_reader import ValueReader
+from mooncake_store.write_session import WriteSession
+from mooncake_store.writer import Source, Values, Writer, values_of
 from mooncake_transfer import Region, TransferEngine
 from mooncake_transfer.errors import TransferError
 
 __all__ = ["Store"]
 
 CLOSE_TIMEOUT_S = 5.0
+ELECTION_PAUSE_S = 0.1
 
 log = logging.getLogger(__name__)
 
 
-class Store:
+class Store(Keeping, Copying, Observing):
     """A client of the distributed store. Thread-safe; a context manager. Close it before its engine.
 
     Keys are text or bytes, values any bytes, stored as a whole or not at all. A value read is always one
@@ -45,7 +75,7 @@ class Store:
     lie in.
 
     Every call may raise MasterUnreachable (at once while the master is away, else after ``call_timeout_s``;
-    the client comes back by itself, with an empty segment) and StoreClosed.
+    the client comes back by itself, see ``StoreConfig.recovery``) and StoreClosed.
     """
 
     def __init__(
@@ -55,18 +85,22 @@ class Store:
         *,
         lend_bytes: int = 0,
         config: StoreConfig | None = None,
+        tiers: Sequence[Tier] = (),
     ) -> None:
         """Join a master, or be one.
 
         Args:
             engine: moves the bytes; must outlive the store.
-            master: ``host:port`` of a master's engine; or a Master of this process; or None: this store
-                brings its own, which others reach at ``engine.address``.
+            master: ``host:port`` of a master's engine; or the URL of a cluster of masters, whose leader is
+                found and followed (``etcd://host:port,host:port/NAME``, see ``open_coordination``); or a
+                Master of this process; or None: this store brings its own, which others reach at
+                ``engine.address``.
             lend_bytes: memory of this process that the store may use.
             config: see StoreConfig.
+            tiers: opened ones, besides those of ``config.tiers``; the store closes them.
 
-        Raises MasterUnreachable, MasterRefused, ConfigError, and MemoryUnavailable of the engine when it
-        has no ``lend_bytes``. Nothing is left behind then.
+        Raises MasterUnreachable, MasterRefused, TierError, ConfigError, and MemoryUnavailable of the engine
+        when it has no ``lend_bytes``. Nothing is left behind then.
         """
         if lend_bytes < 0:
             raise ConfigError(f"lend_bytes is {lend_bytes}; it must be 0 or more")
@@ -74,16 +108,30 @@ class Store:
         self._engine = engine
         self._closing = threading.Event()
         self._own_master: Master | None = None
+        self._finder: LeaderFinder | None = None
         if master is None:
             master = self._own_master = Master(engine, self.config)
         self._segment: OwnSegment | None = None
+        self._tiers: TierOwner | None = None
         self._notices = Notices(self.config.tenant)
         self._staging = StagingBuffers(engine, self.config.staging_bytes)
         self._membership: Membership | None = None
+        self._copier: Copier | None = None
+        self._counters = ClientCounters()
+        if isinstance(master, str) and is_cluster(master):
+            self._finder = LeaderFinder(master, self.config.connect_timeout_s)
         try:
-            self._segment = OwnSegment(engine, lend_bytes) if lend_bytes else None
+            if lend_bytes:
+                self._segment = OwnSegment(engine, lend_bytes, self.config.numa_node, self.config.lend_from)
             self._mover = Mover(engine, self._segment, self.config.connect_timeout_s)
             self._member = self._join(master)
+            if self._segment is not None:
+                self._copier = Copier(self._member, self._mover, self._segment, self._notices, self.config)
+                self._member.on_copies = self._copier.wake
+            self._mover.tiers = TierClient(engine, self._member.client, self.config.call_timeout_s)
+            self._tiers = open_tiers(engine, self._member, self._mover, self.config, tiers)
+            if self._tiers is not None:
+                self._tiers.start()
         except BaseException:
             self.close()
             raise
@@ -91,15 +139,38 @@ class Store:
 
     def _join(self, master: str | Master) -> Membership:
         member = self._membership = Membership(
-            lambda: self._open_link(master), self.config, self._segment, self._notices, self._mover.keep_only
+            lambda: self._open_link(master),
+            self.config,
+            self._segment,
+            self._notices,
+            self._mover.keep_only,
+            self._engine.address,
+            self._counters,
+            in_cluster=self._finder is not None,
         )
         # The engine keeps the handler for good; it must not keep the store with it.
         ring = weakref.WeakMethod(member.ring)
         self._engine.serve(notice_method(member.client), lambda payload, caller: _ring(ring))
-        member.start()
+        self._listing = Listing(
+            self._engine, member, self._notices, self.config.tenant, self.config.call_timeout_s
+        )
+        self._start(member)
         return member
 
+    def _start(self, member: Membership) -> None:
+        deadline_s = time.monotonic() + self.config.connect_timeout_s
+        while True:
+            try:
+                return member.start()
+            except MasterUnreachable:
+                # Of a cluster: a leader may be elected any moment.
+                if self._finder is None or time.monotonic() >= deadline_s:
+                    raise
+            time.sleep(ELECTION_PAUSE_S)
+
     def _open_link(self, master: str | Master) -> Link:
+        if self._finder is not None:
+            master = self._finder.address()
         if master == self._engine.address:
             master = master_of(self._engine) or master
         if isinstance(master, str):
@@ -113,36 +184,66 @@ class Store:
         return self._segment.region if self._segment is not None else None
 
     @property
+    def segment_id(self) -> int:
+        """What ``PutPolicy(preferred_segments=...)`` calls the segment lent; 0 when none is."""
+        return self._segment.id if self._segment is not None else 0
+
+    def _own_segment(self) -> int:
+        return self.segment_id
+
+    @property
+    def engine(self) -> TransferEngine:
+        """The engine that moves the bytes."""
+        return self._engine
+
+    @property
+    def tiers(self) -> list[Tier]:
+        """The tiers that this store has open."""
+        return self._tiers.opened if self._tiers is not None else []
+
+    @property
     def master(self) -> Master | None:
         """The master this store brought itself, or None."""
         return self._own_master
 
     # ---- puts
 
-    def put(self, key: Key, data: object, *, if_exists: IfExists = "error") -> None:
+    def put(
+        self, key: Key, data: object, *, if_exists: IfExists = "error", policy: PutPolicy | None = None
+    ) -> None:
         """Store the bytes of ``data``, any contiguous buffer.
 
         Args:
             if_exists: ``"error"`` raises KeyExists; ``"keep"`` leaves what is there; ``"replace"`` puts the
                 new value in its place at once, while readers of the old one finish on the old bytes.
+            policy: copies, places, pins, priority, group and session; see PutPolicy.
 
-        Raises KeyExists, KeyInvalid, ValueInvalid, StoreFull when nothing (more) may be evicted, PutFailed.
+        Raises KeyExists, KeyInvalid, ValueInvalid, StoreFull when nothing (more) may be evicted, PutFailed,
+        QuotaExceeded, RateLimited.
         """
         array = as_bytes(data)
         # Only read from, whatever numpy thinks it may do with it.
         with Staged(array, self._staging, holds_data=True) as memory:
             offsets, sizes = as_ranges(0, array.nbytes, 1, array.nbytes)
-            self._put_one(key, Values(Batch(self.config.tenant, [key]), memory, offsets, sizes), if_exists)
+            batch = Batch(self.config.tenant, [key])
+            self._put_one(key, Values(batch, sizes, [Source(memory, offsets)], policy), if_exists)
 
     def put_from(
-        self, key: Key, region: Region, offset: int, nbytes: int, *, if_exists: IfExists = "error"
+        self,
+        key: Key,
+        region: Region,
+        offset: int,
+        nbytes: int,
+        *,
+        if_exists: IfExists = "error",
+        policy: PutPolicy | None = None,
     ) -> None:
         """Store ``nbytes`` at ``offset`` of a region of the engine, without a copy in between. As
         :meth:`put`.
         """
         offsets, sizes = as_ranges(offset, nbytes, 1, region.nbytes)
         batch = Batch(self.config.tenant, [key])
-        self._put_one(key, Values(batch, Registered(region), offsets, sizes), if_exists)
+        self._put_one(key, Values(batch, sizes, [Source(Registered(region), offsets)], policy), if_exists)
 
     def batch_put_from(
         self,
@@ -152,6 +253,7 @@ class Store:
         nbytes: npt.ArrayLike,
         *,
         if_exists: IfExists = "keep",
+        policy: PutPolicy | None = None,
     ) -> list[bool]:
         """Store many values of a region, the most important (a prefix's first blocks) first.
 
@@ -166,25 +268,99 @@ class Store:
         _check_if_exists(if_exists)
         batch = Batch(self.config.tenant, keys)
         starts, sizes = as_ranges(offsets, nbytes, len(batch), region.nbytes)
-        result = self._writer.put(Values(batch, Registered(region), starts, sizes), if_exists)
+        return self._put_many(Values(batch, sizes, [Source(Registered(region), starts)], policy), if_exists)
+
+    def batch_put_parts(
+        self,
+        keys: Sequence[Key],
+        memories: Region | Sequence[object],
+        parts: npt.ArrayLike,
+        *,
+        if_exists: IfExists = "keep",
+        policy: PutPolicy | None = None,
+    ) -> list[bool]:
+        """Store values that lie in several places. As :meth:`batch_put_from`.
+
+        Args:
+            memories: a region, or several regions and other contiguous buffers; only from regions do bytes
+                go to other processes without a copy in between.
+            parts: N x 3 integers: which key (its number in ``keys``), offset in the region, bytes; with
+                several memories N x 4, the number of the memory after that of the key. A value is its parts
+                in the order given; a key without parts has an empty value.
+        """
+        _check_if_exists(if_exists)
+        batch = Batch(self.config.tenant, keys)
+        with ExitStack() as stack:
+            opened, bounds = self._open(stack, memories, holds_data=True)
+            return self._put_many(values_of(batch, opened, parts, bounds, policy), if_exists)
+
+    def _put_many(self, values: Values, if_exists: IfExists) -> list[bool]:
+        batch = values.batch
+        result = self._writer.put(values, if_exists)
         if if_exists == "error" and Outcome.EXISTS in result.outcomes:
-            taken = [batch.keys[i] for i, outcome in enumerate(result.outcomes) if outcome is Outcome.EXISTS]
+            taken = [batch.keys[i] for i, outcome in enumerate(result.outcomes) if outcome == Outcome.EXISTS]
             raise KeyExists(f"{len(taken)} of {len(batch)} keys exist, the first is {taken[0]!r:.80}")
-        not_moved = sum(outcome in (Outcome.FAILED, Outcome.LOST) for outcome in result.outcomes)
+        not_moved = result.outcomes.count(Outcome.FAILED) + result.outcomes.count(Outcome.LOST)
         if not_moved:
             log.warning("%d of %d values were not stored: %s", not_moved, len(batch), result.reason)
-        return [outcome is Outcome.STORED for outcome in result.outcomes]
+        stored: list[bool] = (np.frombuffer(result.outcomes, dtype=np.uint8) == Outcome.STORED).tolist()
+        return stored
+
+    def put_parts(
+        self,
+        key: Key,
+        memories: Sequence[object],
+        parts: npt.ArrayLike | None = None,
+        *,
+        if_exists: IfExists = "error",
+        policy: PutPolicy | None = None,
+    ) -> None:
+        """Store one value that lies in several places. Otherwise as :meth:`put`.
+
+        Args:
+            memories: regions of the engine, and other contiguous buffers.
+            parts: N x 3 integers: which memory (its number), offset in it, bytes; the value is its parts in
+                the order given. None: all of every memory.
+        """
+        batch = Batch(self.config.tenant, [key])
+        with ExitStack() as stack:
+            opened, bounds = self._open(stack, memories, holds_data=True)
+            if parts is None:
+                parts = [(i, 0, memory.array.nbytes) for i, memory in enumerate(opened)]
+            rows = np.insert(np.asarray(parts).reshape(-1, 3), 0, 0, axis=1)
+            self._put_one(key, values_of(batch, opened, rows, bounds, policy), if_exists)
 
     def _put_one(self, key: Key, values: Values, if_exists: IfExists) -> None:
         _check_if_exists(if_exists)
         result = self._writer.put(values, if_exists)
-        (outcome,) = result.outcomes
+        outcome = Outcome(result.outcomes[0])
         if outcome is Outcome.FULL:
             raise StoreFull(f"key {key!r:.80}", int(values.sizes[0]), result.room)
+        if outcome is Outcome.QUOTA:
+            raise QuotaExceeded(
+                f"key {key!r:.80} was not stored: its {int(values.sizes[0])} bytes are more than the quota "
+                f"of tenant {self.config.tenant!r} leaves; remove values, or raise quota_bytes at the master"
+            )
         if outcome in (Outcome.FAILED, Outcome.LOST):
             raise PutFailed(f"key {key!r:.80} was not stored: {result.reason}; a retry is safe")
         if outcome is Outcome.EXISTS and if_exists == "error":
             raise KeyExists(f"key {key!r:.80} exists; use if_exists='keep' or 'replace', or remove it first")
+
+    def write_session(
+        self,
+        keys: Sequence[Key],
+        nbytes: npt.ArrayLike,
+        *,
+        if_exists: IfExists = "keep",
+        policy: PutPolicy | None = None,
+    ) -> WriteSession:
+        """Write values of these sizes piece by piece, ``with store.write_session(keys, sizes) as session``,
+        into one reservation: ``session.write_parts``. At the end those are stored of which every byte was
+        written; after an exception none. Raises KeyInvalid, ValueInvalid.
+        """
+        _check_if_exists(if_exists)
+        batch = Batch(self.config.tenant, keys)
+        return WriteSession(self._writer, self._open_given, batch, nbytes, if_exists, policy)
 
     # ---- gets
 
@@ -225,7 +401,7 @@ class Store:
         starts, sizes = as_ranges(offsets, nbytes, len(batch), region.nbytes)
         if not len(batch):
             return []
-        with Reading(self._member, self._mover, batch) as reading:
+        with self._reading(batch) as reading:
             wrong = np.flatnonzero(reading.found & (reading.sizes != sizes))
             if wrong.size:
                 at = int(wrong[0])
@@ -233,17 +409,114 @@ class Store:
                     f"key {batch.keys[at]!r:.80} has {reading.sizes[at]} bytes, {sizes[at]} were asked for"
                 )
             reading.fetch(Registered(region), starts)
-        return [bool(good) for good in reading.good]
+        good: list[bool] = reading.good.tolist()
+        return good
+
+    def get_range(self, key: Key, start: int, nbytes: int) -> bytes:
+        """``nbytes`` of the value from ``start`` on. Raises KeyNotFound, KeyInvalid, SizeMismatch when it
+        ends before.
+        """
+        value: Bytes = np.empty(nbytes, dtype=np.uint8)
+        parts, _ = as_parts([[0, start, 0, nbytes]], READ, 1, nbytes)
+        with self._read([key]) as reading:
+            self._require(reading.found, key)
+            require_inside(parts, reading.found, reading.sizes, [key])
+            with Staged(value, self._staging, holds_data=False) as memory:
+                reading.fetch_parts(memory, parts)
+        self._require(reading.good, key)
+        return value.tobytes()
+
+    def get_buffer(self, key: Key) -> ValueBuffer:
+        """The value as read-only memory, without a copy where it lies on this host. See ValueBuffer; close
+        it.
+
+        Raises KeyNotFound, KeyInvalid.
+        """
+        (buffer,) = self.batch_get_buffer([key])
+        if buffer is None:
+            raise self._missing(key)
+        return buffer
+
+    def batch_get_buffer(self, keys: Sequence[Key]) -> list[ValueBuffer | None]:
+        """Buffers of many values by one call to the master, None for a miss. As :meth:`get_buffer`."""
+        return open_buffers(self._read(keys), self._mover, self._staging)
+
+    def open_value(self, key: Key) -> ValueReader:
+        """A value to be read piece by piece, all of it under one lease; close it. Raises KeyNotFound,
+        KeyInvalid.
+        """
+        return ValueReader(key, self._read([key]), self._staging)
+
+    def read_session(self, keys: Sequence[Key]) -> ReadSession:
+        """Read values piece by piece, as ``with store.read_session(keys) as session``, under one lease, which
+        is renewed until the end: ``session.read_parts`` asks the master for nothing. Raises KeyInvalid.
+        """
+        batch = Batch(self.config.tenant, keys)
+        return ReadSession(self._reading(batch), self._open_given, batch)
+
+    def batch_get_parts_into(
+        self, keys: Sequence[Key], memories: Region | Sequence[object], parts: npt.ArrayLike
+    ) -> list[bool]:
+        """Read parts of values, in any number and order, in one call to the master.
+
+        Args:
+            memories: where to: as those of :meth:`batch_put_parts`.
+            parts: N x 4 integers: which key (its number in ``keys``), offset in its value, offset in the
+                region, bytes; with several memories N x 5, the number of the memory after that of the key.
+
+        Returns: per key, True when the value is there and all its parts have arrived; False for a miss, as
+        :meth:`batch_get_into`. Raises SizeMismatch, before anything is moved, when a part reaches beyond the
+        value found.
+        """
+        batch = Batch(self.config.tenant, keys)
+        with ExitStack() as stack:
+            opened, bounds = self._open(stack, memories, holds_data=False)
+            wanted, where = as_parts(parts, READ, len(batch), bounds)
+            if not len(batch):
+                return []
+            with self._reading(batch) as reading:
+                require_inside(wanted, reading.found, reading.sizes, batch.keys)
+                for number, memory in enumerate(opened):
+                    reading.fetch_parts(memory, wanted[where == number])
+            good: list[bool] = reading.good.tolist()
+            return good
 
     def _read(self, keys: Sequence[Key]) -> Reading:
-        return Reading(self._member, self._mover, Batch(self.config.tenant, keys))
+        return self._reading(Batch(self.config.tenant, keys))
+
+    def _reading(self, batch: Batch) -> Reading:
+        return Reading(self._member, self._mover, batch, self.config.transfer_timeout_s)
+
+    def _open(
+        self, stack: ExitStack, memories: Region | Sequence[object], *, holds_data: bool
+    ) -> tuple[list[LocalMemory], int | list[int]]:
+        # What to move from or to, and how large it is, or each is.
+        if isinstance(memories, Region):
+            return [Registered(memories)], memories.nbytes
+        opened: list[LocalMemory] = []
+        for memory in memories:
+            if isinstance(memory, Region):
+                opened.append(Registered(memory))
+                continue
+            array = as_bytes(memory)
+            if not holds_data and not array.flags.writeable:
+                raise ValueInvalid(f"the {type(memory).__name__} to read into cannot be written to")
+            opened.append(stack.enter_context(Staged(array, self._staging, holds_data=holds_data)))
+        return opened, [memory.array.nbytes for memory in opened]
+
+    def _open_given(
+        self, stack: ExitStack, memories: Region | Sequence[object], holds_data: bool
+    ) -> tuple[list[LocalMemory], int | list[int]]:
+        return self._open(stack, memories, holds_data=holds_data)
 
     @staticmethod
     def _require(there: npt.NDArray[np.bool_], key: Key) -> None:
         if not there[0]:
-            raise KeyNotFound(
-                f"key {key!r:.80} is not in the store: never put, evicted, or lost with its owner"
-            )
+            raise Store._missing(key)
+
+    @staticmethod
+    def _missing(key: Key) -> KeyNotFound:
+        return KeyNotFound(f"key {key!r:.80} is not in the store: never put, evicted, or lost with its owner")
 
     # ---- the rest
 
@@ -255,7 +528,7 @@ class Store:
         """Whether each key has a value now; neither counts as a use nor keeps it. Raises KeyInvalid."""
         batch = Batch(self.config.tenant, keys)
         request = protocol.Exist(digests=batch.digests.tobytes())
-        return [bool(found) for found in self._member.ask(request, protocol.Found).found]
+        return as_bools(self._member.ask(request, protocol.Found).found)
 
     def remove(self, key: Key) -> None:
         """Make the value unfindable, at once; its bytes are freed when nobody reads them. Raises
@@ -268,33 +541,18 @@ class Store:
         """Remove many; per key, whether there was something to remove. Raises KeyInvalid."""
         batch = Batch(self.config.tenant, keys)
         request = protocol.Remove(digests=batch.digests.tobytes())
-        return [bool(found) for found in self._member.ask(request, protocol.Found).found]
+        return as_bools(self._member.ask(request, protocol.Found).found)
 
-    def on_evicted(self, handler: Callable[[list[bytes]], None]) -> None:
-        """Call ``handler(keys)`` when values that lay in this store's segment, or that it put, have gone.
+    def close(self, *, copies_wait_s: float = 20.0) -> None:
+        """Leave the store, with everything in this segment, and give the memory back. Safe to call twice.
 
-        Gone means evicted, removed, replaced by somebody else's value elsewhere, or lost with their owner.
-        Only keys of this store's tenant are told. The handler runs on a thread of its own, in the master's
-        order. What went before a put of this store was committed is told before that put returns; a handler
-        must therefore not wait for a lock that is held during a put (such a put goes on after
-        ``notice_wait_s``, with a warning).
+        ``copies_wait_s``: copies to other segments that are on their way are given up after this time.
         """
-        self._notices.on_evicted(handler)
-
-    def on_cleared(self, handler: Callable[[], None]) -> None:
-        """Call ``handler()`` when this store's segment has lost all it held: the master was lost and found.
-
-        Same thread and order as ``on_evicted``, which is not called for those values.
-        """
-        self._notices.on_cleared(handler)
-
-    def stats(self) -> StoreStats:
-        """Numbers of the whole store."""
-        return self._member.ask(protocol.GetStats(), StoreStats)
-
-    def close(self) -> None:
-        """Leave the store, with everything in this segment, and give the memory back. Safe to call twice."""
         self._closing.set()
+        if self._copier is not None:
+            self._copier.close(copies_wait_s)
+        if self._tiers is not None:
+            self._tiers.close()
         if self._membership is not None:
             self._membership.close()
         self._notices.close(CLOSE_TIMEOUT_S)
@@ -304,6 +562,8 @@ class Store:
             self._staging.close()
         except TransferError as error:
             log.warning("memory of the store is freed only with its engine: %s", error)
+        if self._finder is not None:
+            self._finder.close()
         if self._own_master is not None:
             self._own_master.close()
 

@@ -11,6 +11,7 @@ differs.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_128_digest
 
+from mooncake_store._core import key_digests
 from mooncake_store._errors import ConfigError, KeyInvalid
 from mooncake_store.config import MAX_KEY_BYTES
 
@@ -110,7 +112,22 @@ def key_bytes(key: Key) -> bytes:
     return raw
 
 
-def object_digests(tenant: str, keys: Sequence[bytes]) -> bytes:
-    """The digests under which the master knows the keys of a tenant: 16 bytes each, one after the other."""
-    prefix = _framed(b"object-1", tenant.encode())
-    return b"".join([xxh3_128_digest(prefix + key) for key in keys])
+def shown_key(key: bytes) -> str | None:
+    """A key as text; None when it is none."""
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def object_digests(tenant: str, keys: Sequence[str | bytes]) -> bytes:
+    """The digests under which the master knows the keys of a tenant: 16 bytes each, one after the other.
+
+    Raises ValueError for a key that is empty, longer than 64 KiB or neither text nor bytes.
+    """
+    return key_digests(_object_prefix(tenant), list(keys))
+
+
+@functools.lru_cache(maxsize=64)
+def _object_prefix(tenant: str) -> bytes:
+    return _framed(b"object-1", tenant.encode())

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from mooncake_store import protocol
-from mooncake_store._errors import ConfigError, MasterRefused, MasterUnreachable, StoreClosed
+from mooncake_store._errors import (
+    ConfigError,
+    MasterNotLeading,
+    MasterRefused,
+    MasterUnreachable,
+    NotAuthorised,
+    ProtocolMismatch,
+    StoreClosed,
+)
 from mooncake_store.master import Master
 from mooncake_store.protocol import METHOD, Reply, Request
+from mooncake_store.protocol.express import (
+    EXPRESS_FEATURE,
+    EXPRESS_METHOD,
+    express_reply,
+    express_request,
+)
 from mooncake_transfer import Peer, TransferEngine
+from mooncake_transfer.errors import CallTimeout, EngineClosed, PeerUnreachable, RemoteError
 from mooncake_transfer.errors import ConfigError as TransferConfigError
-from mooncake_transfer.errors import EngineClosed, PeerUnreachable, RemoteError
 
 __all__ = ["Link", "LocalLink", "RemoteLink", "open_remote"]
+
+
+# For how long nothing goes the express way after the master has sent something the other way: it may have
+# been for a moment, or for good.
+OTHER_WAY_S = 0.02
+# What a master raises and its clients, too.
+KINDS = {
+    kind.__name__: kind for kind in (MasterUnreachable, MasterNotLeading, NotAuthorised, ProtocolMismatch)
+}
 
 
 class Link(Protocol):
@@ -43,25 +67,44 @@ class RemoteLink:
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
+        self._express_from_s = float("inf")  # when requests may go the express way (again)
 
     def call(self, request: Request, timeout_s: float) -> Reply:
         """See :class:`Link`."""
         where = f"store master at {self._peer.address}"
         try:
-            payload = self._peer.call(METHOD, protocol.encode(request), timeout_s=timeout_s)
-            return protocol.decode_reply(payload)
-        except PeerUnreachable as error:
+            reply = self._call_express(request, timeout_s)
+            if reply is None:
+                payload = self._peer.call(METHOD, protocol.encode(request), timeout_s=timeout_s)
+                reply = protocol.decode_reply(payload)
+                if isinstance(reply, protocol.Mounted) and EXPRESS_FEATURE in reply.features:
+                    self._express_from_s = 0.0
+            return reply
+        except (PeerUnreachable, CallTimeout) as error:
             raise MasterUnreachable(f"{where} does not answer: {error}") from error
         except EngineClosed as error:
             raise StoreClosed(f"the transfer engine of this store has been closed: {error}") from error
         except RemoteError as error:
-            if error.kind == MasterUnreachable.__name__:
-                raise MasterUnreachable(f"{where}: {error.message}") from error
+            known = KINDS.get(error.kind)
+            if known is not None:
+                raise known(f"{where}: {error.message}") from error
             raise MasterRefused(f"{where} does not take {type(request).__name__}: {error}") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, ValueError) as error:
             raise MasterRefused(
                 f"{where} gave an answer that cannot be read, is it of another version? {error}"
             ) from error
+
+    def _call_express(self, request: Request, timeout_s: float) -> Reply | None:
+        """The answer; None when it has to be asked for the other way, and nothing was done."""
+        if time.monotonic() < self._express_from_s:
+            return None
+        asked = express_request(request)
+        if asked is None:
+            return None
+        reply = express_reply(request, self._peer.call(EXPRESS_METHOD, asked, timeout_s=timeout_s))
+        if reply is None:
+            self._express_from_s = time.monotonic() + OTHER_WAY_S
+        return reply
 
 
 def open_remote(engine: TransferEngine, address: str, timeout_s: float) -> RemoteLink:

@@ -7,8 +7,8 @@ from types import TracebackType
 
 import numpy as np
 
-from mooncake_store.mover import Uints
 from mooncake_store.own_segment import Bytes
+from mooncake_store.parts import Uints
 from mooncake_transfer import Region, TransferEngine
 
 __all__ = ["Registered", "Staged", "StagingBuffers"]
@@ -21,7 +21,11 @@ class Registered:
 
     def __init__(self, region: Region) -> None:
         self._region = region
-        self.array: Bytes = np.frombuffer(region.view(), dtype=np.uint8)
+
+    @property
+    def array(self) -> Bytes:
+        """All of it, flat."""
+        return np.frombuffer(self._region.view(), dtype=np.uint8)
 
     def region(self) -> Region:
         """The region itself."""

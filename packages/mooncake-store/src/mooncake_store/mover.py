@@ -5,23 +5,38 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from mooncake_store._core import lay_out
 from mooncake_store._errors import StoreClosed
 from mooncake_store.own_segment import Bytes, OwnSegment
+from mooncake_store.parts import NBYTES, POSITION, SEGMENT, Uints, cut
 from mooncake_store.protocol import Placement
 from mooncake_transfer import Region, RemoteRegion, Transfer, TransferEngine
-from mooncake_transfer.errors import ConfigError, EngineClosed, RegionClosed, TransferError
+from mooncake_transfer.errors import (
+    CallTimeout,
+    ConfigError,
+    EngineClosed,
+    NoRoute,
+    PeerUnreachable,
+    RegionClosed,
+    RegionRefused,
+    TransferCancelled,
+    TransferError,
+    TransferTimeout,
+)
 
-__all__ = ["Layout", "LocalMemory", "Moved", "Mover", "Uints"]
+if TYPE_CHECKING:
+    from mooncake_store.tiers.reading import TierClient
 
-Uints = npt.NDArray[np.uint64]
+__all__ = ["Layout", "LocalMemory", "Moved", "Mover"]
+
 ABORT_TIMEOUT_S = 5.0
-POSITION, INSIDE, SEGMENT, OFFSET, NBYTES = range(5)
+ROW_BYTES = 40  # of a placement
 
 log = logging.getLogger(__name__)
 
@@ -47,26 +62,42 @@ class Layout(NamedTuple):
     """Where the values of a batch lie on both sides.
 
     ``offsets`` has the local offset of each value, by its position in the batch; ``epoch`` is that of the
-    master which gave the placement.
+    master which gave the placement. Where only parts of values move, each part has a position of its own,
+    and ``owners`` says which value it belongs to.
     """
 
     placement: Placement
     offsets: Uints
     epoch: int
+    owners: Uints | None = None
+
+    @classmethod
+    def of_parts(cls, placement: Placement, parts: Uints, epoch: int) -> Layout:
+        """Lay out parts of values: rows of position, offset inside the value, local offset, bytes."""
+        rows = cut(np.frombuffer(placement.rows, dtype="<u8").reshape(-1, 5), parts)
+        placement = Placement(rows=rows.astype("<u8").tobytes(), segments=placement.segments)
+        return cls(placement, parts[:, 2], epoch, parts[:, 0])
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes are to move."""
+        rows = self.placement.rows
+        if len(rows) == ROW_BYTES:  # the usual piece alone, the fast way
+            return int.from_bytes(rows[8 * NBYTES :], "little")
+        return int(np.frombuffer(rows, dtype="<u8").reshape(-1, 5)[:, NBYTES].sum())
+
+    def positions(self, segment: int) -> list[int]:
+        """Which values of the batch have pieces in the segment."""
+        rows = np.frombuffer(self.placement.rows, dtype="<u8").reshape(-1, 5)
+        found = rows[rows[:, SEGMENT] == segment, POSITION]
+        positions: list[int] = (found if self.owners is None else self.owners[found.astype(np.intp)]).tolist()
+        return positions
 
     def by_segment(self) -> list[tuple[int, Uints]]:
-        """Rows of the placement (see :class:`Placement`), for each segment."""
-        rows = np.frombuffer(self.placement.rows, dtype="<u8").reshape(-1, 5)
-        segments = np.unique(rows[:, SEGMENT]).tolist()
-        return [(segment, rows[rows[:, SEGMENT] == segment]) for segment in segments]
-
-    def blocks(self, rows: Uints) -> Uints:
-        """Local offset, offset in the segment and bytes of each piece; neighbours on both sides joined."""
-        local = self.offsets[rows[:, POSITION].astype(np.intp)] + rows[:, INSIDE]
-        there, nbytes = rows[:, OFFSET], rows[:, NBYTES]
-        goes_on = (local[1:] == local[:-1] + nbytes[:-1]) & (there[1:] == there[:-1] + nbytes[:-1])
-        first = np.flatnonzero(np.concatenate(([True], ~goes_on)))
-        return np.stack((local[first], there[first], np.add.reduceat(nbytes, first)), axis=1)
+        """For each segment: local offset, offset in the segment and bytes of each piece; those that follow
+        each other on both sides joined.
+        """
+        return lay_out(self.placement.rows, self.offsets)
 
 
 @dataclass(slots=True)
@@ -76,18 +107,27 @@ class Moved:
     Attributes:
         failed: positions in the batch of values with bytes that did not move.
         segments: the segments to or from which they did not.
+        silent: those of them that exist no more or whose owners did not answer.
         reason: of the first failure.
     """
 
     failed: set[int] = field(default_factory=set)
     segments: set[int] = field(default_factory=set)
+    silent: set[int] = field(default_factory=set)
     reason: str = ""
 
-    def note(self, segment: int, rows: Uints, reason: str) -> None:
-        """These rows did not move."""
-        self.failed.update(rows[:, POSITION].tolist())
+    def note(self, segment: int, positions: list[int], reason: str) -> None:
+        """Something of these values did not move."""
+        self.failed.update(positions)
         self.segments.add(segment)
         self.reason = self.reason or reason
+
+    def add(self, other: Moved) -> None:
+        """Something did not move there either."""
+        self.failed |= other.failed
+        self.segments |= other.segments
+        self.silent |= other.silent
+        self.reason = self.reason or other.reason
 
 
 class Mover:
@@ -97,56 +137,124 @@ class Mover:
         self.engine = engine
         self.own = own
         self._connect_timeout_s = connect_timeout_s
+        self.tiers: TierClient | None = None  # how values of tiers are reached
         self._lock = threading.Lock()
         self._remotes: dict[int, tuple[bytes, RemoteRegion]] = {}
+        self._maps: dict[int, tuple[bytes, Bytes | None]] = {}
+        self._moving: dict[Transfer, tuple[int, float]] = {}  # the segment, and when it began
 
-    def write(self, memory: LocalMemory, layout: Layout, deadline_s: float) -> Moved:
+    def write(
+        self, memory: LocalMemory, layout: Layout, deadline_s: float, avoid: Container[int] = ()
+    ) -> Moved:
         """Move every value of the batch to its segments, until ``deadline_s`` of the monotonic clock at most.
 
-        A segment that cannot be reached fails its own values only. Raises StoreClosed.
+        A segment that is to be avoided, cannot be reached, does not answer or exists no more fails its own
+        values only. Raises StoreClosed.
         """
-        return _Move(self, True, memory, layout, deadline_s).run()
+        return _Move(self, True, memory, layout, deadline_s, avoid).run()
 
-    def read(self, memory: LocalMemory, layout: Layout) -> Moved:
+    def read(
+        self, memory: LocalMemory, layout: Layout, deadline_s: float, avoid: Container[int] = ()
+    ) -> Moved:
         """Move every value of the batch from its segments; otherwise as :meth:`write`."""
-        return _Move(self, False, memory, layout, None).run()
+        return _Move(self, False, memory, layout, deadline_s, avoid).run()
 
-    def remote(self, segment: int, descriptor: bytes) -> RemoteRegion:
+    def knows(self, segment: int) -> bool:
+        """Whether the segment has been reached before."""
+        return segment in self._remotes
+
+    def remote(self, segment: int, descriptor: bytes, deadline_s: float) -> RemoteRegion:
         """The segment as the engine reaches it. Raises what ``import_region`` of the engine does."""
         with self._lock:
             known = self._remotes.get(segment)
         if known is not None and known[0] == descriptor:
             return known[1]
-        remote = self.engine.import_region(descriptor, timeout_s=self._connect_timeout_s)
+        # Who does not even answer leaves half of the time to segments that are reached after it.
+        limit_s = min(self._connect_timeout_s, max(0.0, deadline_s - time.monotonic()) / 2)
+        remote = self.engine.import_region(descriptor, timeout_s=limit_s)
         with self._lock:
             self._remotes[segment] = (descriptor, remote)
         return remote
+
+    def mapped(self, epoch: int, segment: int, descriptor: bytes) -> Bytes | None:
+        """A segment of this host as memory of this process, read-only; None for others."""
+        own = self.own
+        if own is not None and own.holds(epoch, segment):
+            with own.bytes_of(epoch, segment, descriptor) as lent:
+                return lent
+        with self._lock:
+            known = self._maps.get(segment)
+        if known is not None and known[0] == descriptor:
+            return known[1]
+        try:
+            remote = self.remote(segment, descriptor, time.monotonic() + self._connect_timeout_s)
+            found = np.frombuffer(remote.map(), dtype=np.uint8)
+        except (NoRoute, RegionRefused) as error:
+            log.info("values of segment %x are copied: %s", segment, error)
+            found = None
+        except TransferError as error:
+            log.info("values of segment %x are copied for now: %s", segment, error)
+            return None
+        with self._lock:
+            self._maps[segment] = (descriptor, found)
+        return found
 
     def forget(self, segment: int) -> None:
         """Reach the segment anew next time."""
         with self._lock:
             self._remotes.pop(segment, None)
+            self._maps.pop(segment, None)
 
-    def keep_only(self, segments: set[int]) -> None:
-        """Forget segments that exist no more."""
+    def keep_only(self, segments: set[int], asked_s: float) -> None:
+        """Forget other segments, and end what moves to or from them: they exist no more.
+
+        The master was asked at ``asked_s`` of the monotonic clock; it may not have known then what has begun
+        to move since.
+        """
         with self._lock:
-            for segment in [segment for segment in self._remotes if segment not in segments]:
-                del self._remotes[segment]
+            # Each for itself: a map may have been made since its segment was forgotten.
+            for known in (self._remotes, self._maps):
+                for segment in [segment for segment in known if segment not in segments]:
+                    del known[segment]
+            in_vain = [
+                transfer
+                for transfer, (segment, began_s) in self._moving.items()
+                if segment not in segments and began_s < asked_s
+            ]
+        for transfer in in_vain:
+            transfer.cancel()
+
+    def begun(self, transfer: Transfer, segment: int) -> None:
+        """It moves to or from the segment, until :meth:`ended`."""
+        with self._lock:
+            self._moving[transfer] = (segment, time.monotonic())
+
+    def ended(self, transfer: Transfer) -> None:
+        """Undo :meth:`begun`."""
+        with self._lock:
+            self._moving.pop(transfer, None)
 
 
 class _Move:
     """One batch on its way, in one direction."""
 
     def __init__(
-        self, mover: Mover, write: bool, memory: LocalMemory, layout: Layout, deadline_s: float | None
+        self,
+        mover: Mover,
+        write: bool,
+        memory: LocalMemory,
+        layout: Layout,
+        deadline_s: float,
+        avoid: Container[int],
     ) -> None:
         self._mover = mover
         self._write = write
         self._memory = memory
         self._layout = layout
         self._deadline_s = deadline_s
+        self._avoid = avoid
         self._moved = Moved()
-        self._running: list[tuple[int, Uints, Uints, Transfer]] = []
+        self._running: list[tuple[int, Uints, Transfer]] = []
 
     def run(self) -> Moved:
         """Start everything the engine moves, copy meanwhile what lies in this process, then wait for the
@@ -156,22 +264,31 @@ class _Move:
             self._run()
         except BaseException:
             # The memory is the caller's again as soon as this is left.
-            for _, _, _, transfer in self._running:
+            for _, _, transfer in self._running:
                 self._abort(transfer)
             raise
+        finally:
+            for _, _, transfer in self._running:
+                self._mover.ended(transfer)
         return self._moved
 
     def _run(self) -> None:
         own, at_hand = self._mover.own, []
-        for segment, rows in self._layout.by_segment():
+        pieces = self._layout.by_segment()
+        # An owner that is reached for the first time may be silent: it comes last, and holds up no other.
+        pieces.sort(key=lambda piece: not self._mover.knows(piece[0]))
+        for segment, blocks in pieces:
             if own is not None and own.holds(self._layout.epoch, segment):
-                at_hand.append((own, segment, rows))
+                at_hand.append((own, segment, blocks))
+            elif segment in self._avoid:
+                silent = f"the owner of segment {segment:x} did not answer before"
+                self._moved.note(segment, self._layout.positions(segment), silent)
             else:
-                self._start(segment, rows)
-        for own, segment, rows in at_hand:
-            self._copy(own, segment, rows)
-        for segment, rows, blocks, transfer in self._running:
-            self._finish(segment, rows, blocks, transfer)
+                self._start(segment, blocks)
+        for own, segment, blocks in at_hand:
+            self._copy(own, segment, blocks)
+        for segment, blocks, transfer in self._running:
+            self._finish(segment, blocks, transfer)
 
     @staticmethod
     def _abort(transfer: Transfer) -> None:
@@ -181,44 +298,56 @@ class _Move:
         except TransferError as error:
             log.debug("a transfer was given up: %s", error)
 
-    def _start(self, segment: int, rows: Uints) -> None:
-        engine, blocks = self._mover.engine, self._layout.blocks(rows)
+    def _start(self, segment: int, blocks: Uints) -> None:
+        engine = self._mover.engine
         region = self._memory.region()
         try:
-            remote = self._mover.remote(segment, self._layout.placement.segments[segment])
+            descriptor = self._layout.placement.segments[segment]
+            remote = self._mover.remote(segment, descriptor, self._deadline_s)
             move = engine.write if self._write else engine.read
-            self._running.append((segment, rows, blocks, move(region, remote, blocks)))
+            transfer = move(region, remote, blocks)
         except (ConfigError, RegionClosed):
             raise  # about the caller's own region: a mistake, not bad luck
         except TransferError as error:
-            self._fail(segment, rows, error)
+            return self._fail(segment, len(blocks), error)
+        self._running.append((segment, blocks, transfer))
+        self._mover.begun(transfer, segment)
 
-    def _finish(self, segment: int, rows: Uints, blocks: Uints, transfer: Transfer) -> None:
+    def _finish(self, segment: int, blocks: Uints, transfer: Transfer) -> None:
         try:
-            transfer.wait(None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic()))
+            transfer.wait(max(0.0, self._deadline_s - time.monotonic()))
         except TransferError as error:
-            self._fail(segment, rows, error)
+            self._fail(segment, len(blocks), error)
         else:
             if not self._write:
                 self._memory.arrived(blocks)
 
-    def _fail(self, segment: int, rows: Uints, error: TransferError) -> None:
+    def _fail(self, segment: int, count: int, error: TransferError) -> None:
         if isinstance(error, EngineClosed):
             raise StoreClosed(f"the transfer engine of this store has been closed: {error}") from error
-        log.info("%d pieces in segment %d did not move: %s", len(rows), segment, error)
-        self._moved.note(segment, rows, str(error))
+        gone = isinstance(error, TransferCancelled)  # by Mover.keep_only
+        reason = f"{error}: the master has segment {segment:x} no more" if gone else str(error)
+        silent = gone or isinstance(error, (TransferTimeout, CallTimeout, PeerUnreachable))
+        level = logging.WARNING if silent else logging.INFO
+        log.log(level, "%d pieces of segment %x did not move: %s", count, segment, reason)
+        self._moved.note(segment, self._layout.positions(segment), reason)
+        if silent:
+            self._moved.silent.add(segment)
         self._mover.forget(segment)
 
-    def _copy(self, own: OwnSegment, segment: int, rows: Uints) -> None:
-        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
-            self._moved.note(segment, rows, "the deadline passed before the bytes could be copied")
+    def _copy(self, own: OwnSegment, segment: int, blocks: Uints) -> None:
+        if self._write and time.monotonic() >= self._deadline_s:
+            late = "the deadline passed before the bytes could be copied"
+            self._moved.note(segment, self._layout.positions(segment), late)
             return
-        with own.bytes_of(self._layout.epoch, segment) as lent:
+        descriptor = self._layout.placement.segments.get(segment)
+        with own.bytes_of(self._layout.epoch, segment, descriptor) as lent:
             if lent is None:
-                self._moved.note(segment, rows, "the segment of this process was exchanged meanwhile")
+                gone = "the segment of this process was exchanged meanwhile"
+                self._moved.note(segment, self._layout.positions(segment), gone)
                 return
             array = self._memory.array
-            for here, there, nbytes in self._layout.blocks(rows).tolist():
+            for here, there, nbytes in blocks.tolist():
                 if self._write:
                     lent[there : there + nbytes] = array[here : here + nbytes]
                 else:

@@ -5,35 +5,61 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
-from mooncake_store.keys import object_digests
-from mooncake_store.protocol import Notice
+from mooncake_store._core import Ledger, read_records
+from mooncake_store.keys import DIGEST_BYTES
+from mooncake_store.protocol import RecordPage
 
-__all__ = ["Notices"]
+__all__ = ["Notices", "SegmentChange"]
 
 EvictedHandler = Callable[[list[bytes]], None]
 ClearedHandler = Callable[[], None]
+ChangeHandler = Callable[[list["SegmentChange"]], None]
+STORED, GONE = 1, 2  # kinds of records
 
 log = logging.getLogger(__name__)
 
 
-class Notices:
-    """Takes notices from the master's answers and hands them to handlers, on one thread, outside every lock.
+class SegmentChange(NamedTuple):
+    """Bytes of a value have come to a segment, or have left it.
 
-    Several answers may carry the same notices; their numbers tell which are new.
+    Attributes:
+        stored: come, else left.
+        version: which version of its key: the same when it comes and when it leaves.
+        key: empty when it leaves.
+        nbytes: of the whole value; 0 when it leaves.
+        tenant: whose key it is; empty when it leaves.
+    """
+
+    stored: bool
+    version: int
+    key: bytes
+    nbytes: int
+    tenant: str
+
+
+class Notices:
+    """Takes the master's records, keeps the ledger of this client's segment by them, and hands the keys of
+    what has gone to handlers, on one thread, outside every lock.
+
+    Several answers may carry the same records; their numbers tell which are new.
     """
 
     def __init__(self, tenant: str) -> None:
         self._tenant = tenant
         self._changed = threading.Condition()
         self._epoch = 0
-        self._seen = 0
-        self._queue: deque[list[bytes] | None] = deque()  # None: the whole segment was emptied
+        self._ledger = Ledger()
+        # Keys of what this client put, for its handlers: only owners are told keys.
+        self._written: dict[bytes, bytes] = {}
+        self._queue: deque[list[Callable[[], None]]] = deque()
         self._queued = self._handled = 0
         self._evicted: list[EvictedHandler] = []
         self._cleared: list[ClearedHandler] = []
+        self._changes: list[ChangeHandler] = []
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -49,36 +75,103 @@ class Notices:
             self._cleared.append(handler)
             self._start()
 
+    def on_change(self, handler: ChangeHandler) -> None:
+        """Call ``handler`` with what comes to and leaves the segment from now on."""
+        with self._changed:
+            self._changes.append(handler)
+            self._start()
+
     @property
     def seen(self) -> int:
-        """Number of the last notice taken."""
-        return self._seen
+        """Number of the last record taken."""
+        return self._ledger.seen
+
+    def seen_of(self, epoch: int) -> int:
+        """Number of the last record taken of the master of ``epoch``; 0 when the client is with another."""
+        with self._changed:
+            return self._ledger.seen if epoch == self._epoch else 0
 
     @property
     def wanted(self) -> bool:
         """Whether anybody listens."""
         return self._thread is not None
 
-    def restart(self, epoch: int, *, cleared: bool) -> None:
-        """The client has (re)joined a master: notices of before are void, and so is what the segment held."""
-        with self._changed:
-            self._epoch, self._seen = epoch, 0
-            if cleared and self._thread is not None:
-                self._enqueue(None)
+    @property
+    def last_version(self) -> int:
+        """The highest version of a value that ever lay in this client's segment."""
+        return self._ledger.last_version
 
-    def accept(self, epoch: int, notices: list[Notice]) -> None:
-        """Take the notices of one answer of the master of ``epoch``."""
+    def restart(self, epoch: int, *, cleared: bool, kept: bool = False) -> None:
+        """The client has (re)joined a master: records of before are void, and unless it was ``kept``, so is
+        what the segment held.
+        """
+        with self._changed:
+            self._epoch = epoch
+            self._ledger.restart(keep=kept)
+            self._written.clear()
+            if cleared and self._thread is not None:
+                self._enqueue(list(self._cleared))
+
+    def wrote(self, digests: bytes, keys: Sequence[bytes]) -> None:
+        """This client is about to put these keys."""
+        with self._changed:
+            if self._thread is not None:
+                for position, key in enumerate(keys):
+                    self._written[digests[DIGEST_BYTES * position : DIGEST_BYTES * (position + 1)]] = key
+
+    def accept(self, epoch: int, pages: list[RecordPage]) -> None:
+        """Take the records of one answer of the master of ``epoch``."""
+        if not pages:
+            return
         with self._changed:
             if epoch != self._epoch:
                 return
-            new = [notice for notice in notices if notice.number > self._seen]
-            if not new:
-                return
-            self._seen = new[-1].number
-            # Other tenants' values may lie in this segment; their keys mean nothing here.
-            keys = [n.key for n in new if object_digests(self._tenant, [n.key]) == n.digest]
+            keys = []
+            for first, frames in pages:
+                if self._changes:
+                    self._tell_changes(first, frames)
+                for digest, key, tenant in self._ledger.take(first, frames):
+                    written = self._written.pop(digest, b"")
+                    # Other tenants' values may lie in this segment; their keys mean nothing here.
+                    told = (key if tenant == self._tenant else b"") or written
+                    if told:
+                        keys.append(told)
             if keys and self._thread is not None:
-                self._enqueue(keys)
+                self._enqueue([partial(handler, list(keys)) for handler in self._evicted])
+
+    def _tell_changes(self, first: int, frames: bytes) -> None:
+        new = read_records(frames)[max(0, self._ledger.seen + 1 - first) :]
+        changes = []
+        here: dict[int, bool] = {}  # versions that these records have told of
+        for kind, _, version, _, key, nbytes, tenant, *_ in new:
+            # Of what is here already, it tells only where else it lies.
+            known = kind == STORED and here.get(version, self._ledger.find(version) is not None)
+            if kind in (STORED, GONE) and not known:
+                changes.append(SegmentChange(kind == STORED, version, key, nbytes, tenant))
+                here[version] = kind == STORED
+        if changes:
+            self._enqueue([partial(handler, list(changes)) for handler in self._changes])
+
+    def key_of(self, version: int) -> bytes:
+        """The key of a version that lies in this client's segment; empty when it is not known here."""
+        with self._changed:
+            frame = self._ledger.find(version)
+        if frame is None:
+            return b""
+        ((_, _, _, _, key, *_),) = read_records(frame)
+        return key
+
+    def parts(self) -> Iterator[bytes]:
+        """The records of what lies in this client's segment, as frames, about 1 MiB at a time."""
+        number = 0
+        while (part := self.part(number)) is not None:
+            yield part
+            number += 1
+
+    def part(self, number: int) -> bytes | None:
+        """One of those parts, numbered from 0; None beyond the last."""
+        with self._changed:
+            return self._ledger.part(number)
 
     def flush(self, timeout_s: float) -> None:
         """Wait until handlers have had everything taken so far.
@@ -109,8 +202,8 @@ class Notices:
             self._thread = threading.Thread(target=self._run, name="mooncake-store-notices", daemon=True)
             self._thread.start()
 
-    def _enqueue(self, item: list[bytes] | None) -> None:
-        self._queue.append(item)
+    def _enqueue(self, calls: list[Callable[[], None]]) -> None:
+        self._queue.append(calls)
         self._queued += 1
         self._changed.notify_all()
 
@@ -120,21 +213,17 @@ class Notices:
                 self._changed.wait_for(lambda: self._queue or self._closed)
                 if self._closed:
                     return
-                item = self._queue.popleft()
-            self._hand_out(item)
+                calls = self._queue.popleft()
+            self._hand_out(calls)
             with self._changed:
                 self._handled += 1
                 self._changed.notify_all()
 
-    def _hand_out(self, keys: list[bytes] | None) -> None:
-        calls: list[Callable[[], None]]
-        if keys is None:
-            calls = list(self._cleared)
-        else:
-            calls = [partial(handler, list(keys)) for handler in self._evicted]
+    @staticmethod
+    def _hand_out(calls: list[Callable[[], None]]) -> None:
         for call in calls:
             try:
                 call()
             except Exception:
                 # The handler is the user's code; its failure must not end the notices to others.
-                log.exception("an on_evicted or on_cleared handler failed")
+                log.exception("a handler of what has gone or changed failed")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from types import TracebackType
 
 import numpy as np
@@ -10,9 +12,13 @@ import numpy.typing as npt
 
 from mooncake_store import protocol
 from mooncake_store._errors import StoreError
-from mooncake_store.batch import Batch
-from mooncake_store.membership import Membership
-from mooncake_store.mover import Layout, LocalMemory, Mover, Uints
+from mooncake_store.batch import Digests
+from mooncake_store.membership import Membership, lease_clock
+from mooncake_store.mover import Layout, LocalMemory, Mover
+from mooncake_store.parts import POSITION, Uints
+from mooncake_store.protocol import Placement
+from mooncake_store.tiers.reading import TierReading
+from mooncake_store.time_budget import TimeBudget
 
 __all__ = ["Reading"]
 
@@ -31,52 +37,185 @@ class Reading:
         good: which values were read completely and correctly; set at the end of the context.
     """
 
-    def __init__(self, membership: Membership, mover: Mover, batch: Batch) -> None:
+    def __init__(
+        self, membership: Membership, mover: Mover, batch: Digests, transfer_timeout_s: float
+    ) -> None:
         self._membership = membership
         self._mover = mover
         self._batch = batch
+        self._transfer_timeout_s = transfer_timeout_s
         self._request = protocol.Locate(digests=batch.digests.tobytes())
         self._located: protocol.Located
         self._failed: set[int] = set()
+        self._silent: set[int] = set()  # segments that are not waited for again
+        self._tiered: TierReading | None = None
+        self._parts: list[Uints] = []
+        self._whole = False
+        self._extents: dict[int, tuple[int, int, int]] | None = None
+        self._began_s = self._asked_s = 0.0
         self.found: npt.NDArray[np.bool_] = np.zeros(len(batch), dtype=np.bool_)
+        self._in_memory = self.found
         self.sizes: Uints = np.zeros(len(batch), dtype=np.uint64)
         self.good: npt.NDArray[np.bool_] = np.zeros(len(batch), dtype=np.bool_)
 
     def fetch(self, memory: LocalMemory, offsets: Uints) -> None:
         """Move every value found to its offset in ``memory``."""
-        layout = Layout(self._located.placement, offsets, self._request.epoch)
-        self._failed |= self._mover.read(memory, layout).failed
+        self._whole = True
+        self._read(memory, lambda placement, _: Layout(placement, offsets, self._request.epoch))
+        if self._tiered is not None:
+            rows = [(i, 0, offsets[i], nbytes) for i, nbytes in self._tiered.sizes.items()]
+            parts = np.array(rows, dtype=np.uint64)
+            self._tiered.fetch_parts(memory, parts, self._transfer_timeout_s)
+
+    def fetch_parts(self, memory: LocalMemory, parts: Uints) -> None:
+        """Move parts of the values found: rows of position, offset inside the value, local offset, bytes.
+
+        Those of values of which a part did not move before are left out.
+        """
+        self._parts.append(parts)
+        if self._failed:
+            parts = parts[~np.isin(parts[:, 0], list(self._failed))]
+        at_hand = parts[self._in_memory[parts[:, 0].astype(np.intp)]]
+
+        def layout(placement: Placement, only: set[int] | None) -> Layout:
+            wanted = at_hand if only is None else parts[np.isin(parts[:, 0], list(only))]
+            return Layout.of_parts(placement, wanted, self._request.epoch)
+
+        self._read(memory, layout)
+        if self._tiered is not None:
+            self._tiered.fetch_parts(memory, parts, self._transfer_timeout_s)
+
+    @property
+    def epoch(self) -> int:
+        """Of the master that gave the lease."""
+        return self._request.epoch
+
+    def extent(self, position: int) -> tuple[int, int, int] | None:
+        """Segment, offset there and bytes of the nearest replica of a value, or of its first piece."""
+        if self._extents is None:
+            rows = np.frombuffer(self._located.placement.rows, dtype="<u8").reshape(-1, 5)
+            self._extents = {
+                number: (at, offset, size) for number, inside, at, offset, size in rows.tolist() if not inside
+            }
+        return self._extents.get(position)
+
+    def descriptor(self, segment: int) -> bytes:
+        """What reaches a segment that :meth:`extent` names."""
+        return self._located.placement.segments[segment]
+
+    def holds(self) -> bool:
+        """Whether the lease is known to have held until the last heartbeat; asks nobody."""
+        return self._membership.holds(self._located.lease, self._request.epoch)
+
+    def confirms(self) -> bool:
+        """Whether the lease has held until now, as the master says, which is asked."""
+        return self._membership.confirms(self._located.lease, self._request.epoch)
+
+    def copied(self, positions: list[int]) -> list[bool]:
+        """Which of these values, which were fetched, are right, though the lease goes on."""
+        tiered = self._tiered
+        held = self.holds()
+        good = []
+        for position in positions:
+            if tiered is not None and position in tiered.sizes:
+                good.append(position not in tiered.failed)
+            else:
+                good.append(held and position not in self._failed)
+        return good
+
+    def end(self) -> None:
+        """End the lease, and have the master say until when it held: for memory that others may write to
+        again while it is looked at, which no access key keeps away. Raises StoreError.
+        """
+        try:
+            self._release(in_order=False)
+        finally:
+            self._count(failed=False)
+
+    def drop(self) -> None:
+        """End the lease without asking whether it held, and without waiting."""
+        if self._located.lease:
+            self._membership.let_go(self._located.lease, self._request.epoch, self._asked_s, soon=True)
+        self.good = self.found.copy()
+        self.good[list(self._failed)] = False
+        self._count(failed=False)
+
+    def _read(self, memory: LocalMemory, layout: Callable[[Placement, set[int] | None], Layout]) -> None:
+        """From the nearest replica of each; what fails there from the next nearest."""
+        nearest, others = self._located.placement, self._located.others
+        budget = TimeBudget(self._transfer_timeout_s)
+        failed = self._try(memory, layout(nearest, None), budget, 1 + len(others))
+        for number, placed in enumerate(others):
+            if not failed:
+                break
+            rows = np.frombuffer(placed, dtype="<u8").reshape(-1, 5)
+            rows = rows[np.isin(rows[:, POSITION], list(failed))]
+            placement = Placement(rows=rows.tobytes(), segments=nearest.segments)
+            here = set(rows[:, POSITION].tolist())
+            failed = failed - here | self._try(memory, layout(placement, here), budget, len(others) - number)
+        self._failed |= failed
+
+    def _try(self, memory: LocalMemory, layout: Layout, budget: TimeBudget, tries: int) -> set[int]:
+        """Which values did not move."""
+        moved = self._mover.read(memory, layout, budget.begin(layout.nbytes, tries), self._silent)
+        budget.end()
+        self._silent |= moved.silent
+        return moved.failed
 
     def __enter__(self) -> Reading:
+        self._began_s, self._asked_s = time.monotonic(), lease_clock()
         self._located = self._membership.ask(self._request, protocol.Located)
-        if self._located.lease:
-            self._membership.hold(self._located.lease)
-        self.found = np.frombuffer(self._located.found, dtype=np.bool_)
+        self.found = self._in_memory = np.frombuffer(self._located.found, dtype=np.bool_)
         self.sizes = np.frombuffer(self._located.sizes, dtype="<u8")
+        if self._located.tiered is not None and self._mover.tiers is not None:
+            tiered = self._tiered = TierReading(
+                self._mover.tiers, self._located.tiered, self._batch.digests.tolist()
+            )
+            self.found, self.sizes = self.found.copy(), self.sizes.copy()
+            for position, nbytes in tiered.sizes.items():
+                self.found[position], self.sizes[position] = True, nbytes
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._release()
+            self._release(in_order=error is None and not self._failed)
         except StoreError as problem:
             if error is None:
                 raise
             log.debug("a lease was not released, it will expire: %s", problem)
+        finally:
+            self._count(failed=error is not None)
 
-    def _release(self) -> None:
-        lease = self._located.lease
+    def _count(self, *, failed: bool) -> None:
+        counters = self._membership.counters
+        counters.observe("get", time.monotonic() - self._began_s, failed=failed)
+        hits = int(np.count_nonzero(self.good))
+        nbytes = int(np.dot(self.sizes, self.good)) if self._whole else 0
+        for parts in self._parts:
+            nbytes += int(parts[self.good[parts[:, 0].astype(np.intp)], 3].sum())
+        counters.read(hits, len(self.good) - hits, nbytes)
+
+    def _release(self, *, in_order: bool) -> None:
+        """End the lease: by the way, when all went well, or at once."""
+        if self._tiered is not None:
+            self.good = np.zeros(len(self._batch), dtype=np.bool_)
+            self.good[[i for i in self._tiered.sizes if i not in self._tiered.failed]] = True
+        lease, epoch = self._located.lease, self._request.epoch
         if not lease:
             return
-        request = protocol.Release(lease=lease)
-        try:
-            released = self._membership.conclude(request, self._request.epoch, protocol.Released)
-        finally:
-            self._membership.let_go(lease)
-        if released is None or released.expired:
-            return
-        good = self.found.copy()
-        good[list(self._failed)] = False
-        good[np.flatnonzero(self.found)[released.broken]] = False
-        self.good = good
+        broken: list[int] = []
+        held = self._membership.let_go(lease, epoch, self._asked_s, soon=in_order)
+        if not (held and in_order):
+            request = protocol.Release(lease=lease)
+            released = self._membership.conclude(request, epoch, protocol.Released)
+            if released is None or released.expired:
+                return
+            broken = released.broken
+        good = self._in_memory
+        if self._failed or broken:
+            good = good.copy()
+            good[list(self._failed)] = False
+            good[np.flatnonzero(self._in_memory)[broken]] = False
+        self.good = good if self._tiered is None else self.good | good

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,11 +17,14 @@ from mooncake_store._errors import RoomNumbers, StoreError
 from mooncake_store.batch import Batch
 from mooncake_store.config import StoreConfig
 from mooncake_store.membership import Membership
-from mooncake_store.mover import Layout, LocalMemory, Moved, Mover, Uints
+from mooncake_store.mover import Layout, LocalMemory, Moved, Mover
 from mooncake_store.notices import Notices
-from mooncake_store.protocol import IfExists, Outcome
+from mooncake_store.parts import WRITTEN, Uints, as_parts, sizes_and_places
+from mooncake_store.policy import PutPolicy
+from mooncake_store.protocol import IfExists, Outcome, Placement
+from mooncake_store.time_budget import TimeBudget
 
-__all__ = ["PutResult", "Values", "Writer"]
+__all__ = ["PutResult", "Source", "Values", "Writer", "values_of"]
 
 MOVE_ATTEMPTS = 3
 FIRST_PAUSE_S = 0.002
@@ -28,18 +32,58 @@ LONGEST_PAUSE_S = 0.1
 # A write must have ended before the master may give its memory away; this much earlier by this client's
 # clock.
 DEADLINE_MARGIN = 0.9
-UNDONE = (Outcome.FAILED, Outcome.LOST)
+# As plain numbers: those of an enumeration take long to make and to compare.
+PLACED, EXISTS, FULL, STORED = map(int, (Outcome.PLACED, Outcome.EXISTS, Outcome.FULL, Outcome.STORED))
+LOST, FAILED, QUOTA = map(int, (Outcome.LOST, Outcome.FAILED, Outcome.QUOTA))
+UNDONE = (FAILED, LOST)
 
 log = logging.getLogger(__name__)
 
 
-class Values(NamedTuple):
-    """What is to be stored: for each key of the batch, ``sizes`` bytes at ``offsets`` of ``memory``."""
+class Source(NamedTuple):
+    """Memory that values come from: whole ones at ``offsets``, one of each, or ``parts`` (see parts.READ)."""
 
-    batch: Batch
     memory: LocalMemory
     offsets: Uints
+    parts: Uints | None = None
+
+    def layout(self, placement: Placement, todo: npt.NDArray[np.intp], count: int, epoch: int) -> Layout:
+        """Where what is here of the values at the positions ``todo``, of ``count``, goes.
+
+        The placement numbers just those.
+        """
+        if self.parts is None:
+            return Layout(placement, self.offsets if len(todo) == count else self.offsets[todo], epoch)
+        number = np.full(count, -1)
+        number[todo] = np.arange(len(todo))
+        mine = number[self.parts[:, 0].astype(np.intp)]
+        parts = self.parts[mine >= 0]
+        parts[:, 0] = mine[mine >= 0]
+        return Layout.of_parts(placement, parts, epoch)
+
+
+class Values(NamedTuple):
+    """What is to be stored: for each key of the batch, ``sizes`` bytes, which come from ``sources``."""
+
+    batch: Batch
     sizes: Uints
+    sources: Sequence[Source]
+    policy: PutPolicy | None = None
+
+
+def values_of(
+    batch: Batch,
+    memories: list[LocalMemory],
+    parts: npt.ArrayLike,
+    bounds: int | list[int],
+    policy: PutPolicy | None,
+) -> Values:
+    """Values that are made of parts (WRITTEN) of memories. Raises ValueInvalid."""
+    given, where = as_parts(parts, WRITTEN, len(batch), bounds)
+    sizes, places = sizes_and_places(given, len(batch))
+    nowhere = np.zeros_like(sizes)
+    sources = [Source(memory, nowhere, places[where == i]) for i, memory in enumerate(memories)]
+    return Values(batch, sizes, sources, policy)
 
 
 @dataclass(slots=True)
@@ -47,12 +91,12 @@ class PutResult:
     """What became of a batch.
 
     Attributes:
-        outcomes: of each key: STORED, EXISTS, FULL, FAILED or LOST.
+        outcomes: of each key one byte, a number of Outcome: STORED, EXISTS, FULL, FAILED or LOST.
         room: the store's room when something was FULL.
         reason: why something FAILED or was LOST.
     """
 
-    outcomes: list[Outcome]
+    outcomes: bytes
     room: RoomNumbers = (0, 0, 0, 0, 0)
     reason: str = ""
 
@@ -76,7 +120,50 @@ class Writer:
 
     def put(self, values: Values, if_exists: IfExists) -> PutResult:
         """Store every value that can be; see :class:`PutResult`. Raises MasterError, StoreClosed."""
-        return _Put(self, values, if_exists).run()
+        began_s, failed = time.monotonic(), True
+        try:
+            result = _Put(self, values, if_exists).run()
+            failed = False
+        finally:
+            self.membership.counters.observe("put", time.monotonic() - began_s, failed=failed)
+        self._count(result.outcomes, values.sizes)
+        return result
+
+    def write(self, memory: LocalMemory, layout: Layout, until_s: float, avoid: Container[int] = ()) -> Moved:
+        """As ``Mover.write``, at one go, and for ``transfer_timeout_s`` at most."""
+        enough_s = TimeBudget(self.config.transfer_timeout_s).begin(layout.nbytes, tries=1)
+        return self.mover.write(memory, layout, min(enough_s, until_s), avoid)
+
+    def commit(
+        self, reservation: int, epoch: int, failed: list[int], count: int, if_exists: IfExists
+    ) -> bytes:
+        """Commit a reservation of ``count`` values but those at positions ``failed``; what became of each."""
+        request = protocol.Commit(
+            reservation=reservation,
+            failed=failed,
+            if_exists=if_exists,
+            notices_seen=self.notices.seen_of(epoch),
+        )
+        committed = self.membership.conclude(request, epoch, protocol.Committed)
+        if committed is None:
+            return bytes([LOST]) * count
+        self.notices.accept(epoch, committed.notices)
+        # What left the segment before this commit is told before the put returns, so that news of a key's
+        # old bytes never comes after its new ones are known.
+        self.notices.flush(self.config.notice_wait_s)
+        return committed.outcomes or bytes([LOST]) * count
+
+    def _count(self, outcomes: bytes, sizes: Uints) -> None:
+        stored = outcomes.count(STORED)
+        if stored < len(outcomes):
+            sizes = sizes[np.frombuffer(outcomes, dtype=np.uint8) == STORED]
+        self.membership.counters.wrote(
+            stored=stored,
+            kept=outcomes.count(EXISTS),
+            refused=outcomes.count(FULL) + outcomes.count(QUOTA),
+            failed=outcomes.count(FAILED) + outcomes.count(LOST),
+            nbytes=int(sizes.sum()),
+        )
 
 
 class _Put:
@@ -86,21 +173,25 @@ class _Put:
         self._writer = writer
         self._values = values
         self._if_exists: IfExists = if_exists
-        self._result = PutResult([Outcome.FULL] * len(values.batch))
+        self._result = PutResult(bytes([FULL]) * len(values.batch))
         self._avoid: set[int] = set()
+        self._budget = TimeBudget(writer.config.transfer_timeout_s)
+        self._tries = MOVE_ATTEMPTS
 
     def run(self) -> PutResult:
         """Try until everything is decided: again elsewhere after a failure, later when room may come."""
-        outcomes = self._result.outcomes
         wait_until_s = time.monotonic() + self._writer.config.put_wait_s
-        pause_s, attempts = FIRST_PAUSE_S, 0
-        todo = list(range(len(outcomes)))
+        pause_s = FIRST_PAUSE_S
+        todo = list(range(len(self._result.outcomes)))
         while todo:
             may_come = self._round(np.array(todo, dtype=np.intp)) and time.monotonic() < wait_until_s
+            outcomes = self._result.outcomes
+            if not any(map(outcomes.count, (FULL, *UNDONE))):
+                break  # the usual end
             failed = [i for i in todo if outcomes[i] in UNDONE]
-            full = [i for i in todo if outcomes[i] is Outcome.FULL]
-            attempts += bool(failed)
-            todo = sorted((failed if attempts < MOVE_ATTEMPTS else []) + (full if may_come else []))
+            full = [i for i in todo if outcomes[i] == FULL]
+            self._tries -= bool(failed)
+            todo = sorted((failed if self._tries > 0 else []) + (full if may_come else []))
             if todo and not failed:
                 # Somebody reads what would have to go. Nobody tells when that ends, so look again.
                 self._writer.closing.wait(pause_s)
@@ -110,55 +201,67 @@ class _Put:
     def _round(self, todo: npt.NDArray[np.intp]) -> bool:
         """Try the keys at the positions ``todo`` once; whether waiting may help those that found no room."""
         batch, result = self._values.batch, self._result
-        asked_s = time.monotonic()
+        asked_s, count = time.monotonic(), len(batch)
+        all_of_it = len(todo) == count
         request = protocol.Reserve(
-            digests=batch.digests[todo].tobytes(),
-            keys=[batch.keys[i] for i in todo.tolist()],
-            sizes=self._values.sizes[todo].astype("<u8").tobytes(),
+            digests=(batch.digests if all_of_it else batch.digests[todo]).tobytes(),
+            keys=batch.keys if all_of_it else [batch.keys[i] for i in todo.tolist()],
+            sizes=(self._values.sizes if all_of_it else self._values.sizes[todo]).astype("<u8").tobytes(),
             if_exists=self._if_exists,
             avoid=sorted(self._avoid),
+            policy=self._values.policy,
         )
+        if self._writer.notices.wanted:
+            self._writer.notices.wrote(request.digests, request.keys)
         reserved = self._writer.membership.ask(request, protocol.Reserved)
-        outcomes = [Outcome(outcome) for outcome in reserved.outcomes]
-        placed = [at for at, outcome in enumerate(outcomes) if outcome is Outcome.PLACED]
-        if placed:
+        outcomes = np.frombuffer(reserved.outcomes, dtype=np.uint8)
+        placed = np.flatnonzero(outcomes == PLACED)
+        if len(placed):
             deadline_s = asked_s + DEADLINE_MARGIN * self._writer.membership.reservation_ttl_s
-            layout = Layout(reserved.placement, self._values.offsets[todo], request.epoch)
-            moved = self._move(layout, deadline_s, reserved.reservation, len(placed))
-            failed = [number for number, at in enumerate(placed) if at in moved.failed]
-            committed = self._commit(reserved.reservation, layout.epoch, failed, len(placed))
-            for at, outcome in zip(placed, committed, strict=True):
-                outcomes[at] = outcome
+            epoch = request.epoch
+            moves = [
+                (source.memory, source.layout(reserved.placement, todo, count, epoch))
+                for source in self._values.sources
+            ]
+            nbytes = sum(layout.nbytes for _, layout in moves)
+            until_s = min(deadline_s, self._budget.begin(nbytes, self._tries))
+            moved = self._move(moves, until_s, reserved.reservation, len(placed))
+            self._budget.end()
+            failed = np.flatnonzero(np.isin(placed, list(moved.failed))).tolist() if moved.failed else []
+            committed = self._commit(reserved.reservation, epoch, failed, len(placed))
+            outcomes = outcomes.copy()
+            outcomes[placed] = np.frombuffer(committed, dtype=np.uint8)
             self._avoid |= moved.segments
             lost = "the reservation or its segment was lost before the commit"
             result.reason = moved.reason or lost
-        for position, outcome in zip(todo.tolist(), outcomes, strict=True):
-            # No room anywhere else: the failure before is what the caller has to know.
-            if outcome is not Outcome.FULL or result.outcomes[position] not in UNDONE:
-                result.outcomes[position] = outcome
+        result.outcomes = _merged(result.outcomes, todo, outcomes)
         result.room = reserved.room or result.room
         return reserved.wait
 
-    def _move(self, layout: Layout, deadline_s: float, reservation: int, count: int) -> Moved:
+    def _move(
+        self, moves: list[tuple[LocalMemory, Layout]], deadline_s: float, reservation: int, count: int
+    ) -> Moved:
+        moved = Moved()
         try:
-            return self._writer.mover.write(self._values.memory, layout, deadline_s)
+            for memory, layout in moves:
+                moved.add(self._writer.mover.write(memory, layout, deadline_s))
+            return moved
         except BaseException:
             try:
-                self._commit(reservation, layout.epoch, list(range(count)), count)
+                self._commit(reservation, moves[0][1].epoch, list(range(count)), count)
             except StoreError as error:
                 log.debug("a reservation was not revoked, it will expire: %s", error)
             raise
 
-    def _commit(self, reservation: int, epoch: int, failed: list[int], count: int) -> list[Outcome]:
-        notices = self._writer.notices
-        request = protocol.Commit(
-            reservation=reservation, failed=failed, if_exists=self._if_exists, notices_seen=notices.seen
-        )
-        committed = self._writer.membership.conclude(request, epoch, protocol.Committed)
-        if committed is None:
-            return [Outcome.LOST] * count
-        notices.accept(epoch, committed.notices)
-        # What left the segment before this commit is told before the put returns, so that news of a key's
-        # old bytes never comes after its new ones are known.
-        notices.flush(self._writer.config.notice_wait_s)
-        return [Outcome(outcome) for outcome in committed.outcomes] or [Outcome.LOST] * count
+    def _commit(self, reservation: int, epoch: int, failed: list[int], count: int) -> bytes:
+        return self._writer.commit(reservation, epoch, failed, count, self._if_exists)
+
+
+def _merged(before: bytes, todo: npt.NDArray[np.intp], outcomes: npt.NDArray[np.uint8]) -> bytes:
+    """The outcomes of all, after those at the positions ``todo`` have been tried again."""
+    merged = np.frombuffer(before, dtype=np.uint8).copy()
+    # No room anywhere else: the failure before is what the caller has to know.
+    kept = (outcomes == FULL) & np.isin(merged[todo], UNDONE) if FULL in outcomes else False
+    merged[todo] = np.where(kept, merged[todo], outcomes)
+    together: bytes = merged.tobytes()
+    return together

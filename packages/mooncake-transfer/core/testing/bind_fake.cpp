@@ -5,13 +5,14 @@
 #include <memory>
 
 #include "driver.hpp"
+#include "support/gil.hpp"
 
 namespace nb = nanobind;
 
 namespace mooncake::fake {
 namespace {
 
-using nogil = nb::call_guard<nb::gil_scoped_release>;
+using nogil = nb::call_guard<GilReleased>;
 
 // A fabric with the number under which endpoints find it.
 struct Handle {

@@ -24,6 +24,10 @@ class Channel:
     @property
     def port(self) -> int: ...
 
+    def reserve(self, method: str) -> None: ...
+
+    def serve_compiled(self, method: str, capsule: object) -> None: ...
+
     def start(self, hello: bytes) -> None: ...
 
     def close(self) -> None: ...
@@ -40,7 +44,9 @@ class Channel:
 
     def hello_of(self, connection: int) -> bytes: ...
 
-    def next_request(self, timeout_s: float) -> tuple[str, int, int, str, bytes] | None: ...
+    def certificate_of(self, connection: int) -> bytes: ...
+
+    def next_request(self, timeout_s: float, after: int = 0, own: bool = False) -> tuple[str, int, int, str, bytes] | None: ...
 
     def next_event(self, timeout_s: float) -> tuple[str, int, int, str, bytes] | None: ...
 
@@ -109,6 +115,8 @@ class Engine:
     def fence(self, driver: str, device: str, token: bytes, timeout_s: float) -> None:
         """For a peer: ends what the token names."""
 
+    def enable_driver(self, name: str, enabled: bool) -> None: ...
+
     def rails(self) -> list[dict[str, object]]: ...
 
     def stats(self) -> dict[str, dict[str, int]]: ...
@@ -122,9 +130,14 @@ class Transfer:
     @overload
     def __init__(self, engine: Engine, write: bool, local: Region, remote: RemoteRegion, timeout_s: float, length: int, outer: int, local_base: int, local_stride: int, local_outer_stride: int, local_index: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], remote_base: int, remote_stride: int, remote_outer_stride: int, remote_index: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
-    def launch(self, *, priority: str | None = None, deadline_s: float | None = None, notify: tuple[str, bytes] | None = None, stream: int = 0, held: int = 0) -> Transfer: ...
+    def launch(self, *, priority: str | None = None, deadline_s: float | None = None, notify: tuple[str, bytes] | None = None, stream: int = 0, held: int = 0, drivers: Sequence[str] = (), attempts: int = 0) -> Transfer: ...
 
     def wait(self, timeout_s: float | None = None) -> None: ...
+
+    def overdue(self, timeout_s: float) -> str:
+        """
+        What to say of it when it is not done after so long: peer, region and cause.
+        """
 
     def done(self) -> bool: ...
 
@@ -132,7 +145,10 @@ class Transfer:
 
     def signal_when_done(self, event_fd: int) -> None: ...
 
-    def release(self, ticket: int, failure: bytes) -> None: ...
+    def release(self, ticket: int, failure: bytes, error: str) -> None:
+        """
+        End the held run: well when `failure` is empty, otherwise with that exception of _errors.
+        """
 
     def begin_check(self, ticket: int) -> bool: ...
 
@@ -187,6 +203,11 @@ class DriverMailbox:
 
     def wake(self) -> None: ...
 
+    def set_late_writes(self, connection: int, token: bytes) -> None:
+        """
+        What may still carry bytes of a connection's writes that are over; empty: nothing.
+        """
+
     def count_refusal(self) -> None: ...
 
     def finish(self, rows: Sequence[tuple[int, int, int, int, str]]) -> None:
@@ -194,7 +215,7 @@ class DriverMailbox:
 
     def give(self, answer: DriverAnswer, code: int, reason: str, payload: bytes) -> None: ...
 
-def python_driver(name: str, factory: object) -> CapsuleType:
+def python_driver(name: str, factory: object, fences: bool) -> CapsuleType:
     """
     The function table of a driver whose endpoints `factory(mailbox, options)` makes.
     """

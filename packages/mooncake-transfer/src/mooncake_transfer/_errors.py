@@ -4,7 +4,8 @@
 
     TransferError
     ├─ ConfigError
-    ├─ PeerError     ─ PeerUnreachable · PeerRestarted · PeerIncompatible · PeerUntrusted · RemoteError
+    ├─ PeerError     ─ PeerUnreachable · PeerRestarted · PeerIncompatible · PeerUntrusted
+    │                  · CallTimeout · RemoteError
     ├─ RegionError   ─ RegionUnknown · RegionRefused · RegionBusy · RegionClosed · RegionOverlap
     ├─ DriverError   ─ DriverUnavailable · NoRoute
     ├─ RegistryError ─ RegistryUnavailable · NameUnknown
@@ -33,7 +34,7 @@ class PeerError(TransferError):
 
 
 class PeerUnreachable(PeerError):
-    """The peer did not answer in time or went away. Reads and writes of the same bytes are safe to retry."""
+    """The peer cannot be reached or went away. Reads and writes of the same bytes are safe to retry."""
 
 
 class PeerRestarted(PeerError):
@@ -46,6 +47,13 @@ class PeerIncompatible(PeerError):
 
 class PeerUntrusted(PeerError):
     """One side's certificate does not do for the other, or only one of them uses TLS. A retry fails too."""
+
+
+class CallTimeout(PeerError, TimeoutError):
+    """The peer is connected and did not answer, or take a message, in time; its handler may run all the same.
+
+    Whether a retry is safe is the method's own promise.
+    """
 
 
 class RemoteError(PeerError):
@@ -127,7 +135,10 @@ class TransferCancelled(TransferError):
 
 
 class IntegrityError(TransferError):
-    """Bytes at the two ends differ, after they were moved again several times. Something on the way lies."""
+    """Bytes at the two ends differ, after they were moved again several times: something on the way lies.
+
+    Or they could not be compared, for a reason that the message has and no other class stands for.
+    """
 
 
 class EngineClosed(TransferError):

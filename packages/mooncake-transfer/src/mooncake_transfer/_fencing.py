@@ -15,7 +15,13 @@ import msgspec
 
 from mooncake_transfer import _wire
 from mooncake_transfer._core import Engine as CoreEngine
-from mooncake_transfer._errors import EngineClosed, PeerRestarted, PeerUnreachable, TransferError
+from mooncake_transfer._errors import (
+    CallTimeout,
+    EngineClosed,
+    PeerRestarted,
+    PeerUnreachable,
+    TransferError,
+)
 from mooncake_transfer.peer import FENCE_METHOD, Caller
 
 if TYPE_CHECKING:
@@ -84,6 +90,8 @@ class Fencer:
             try:
                 self._order(engine, address, epoch, orders, until_s)
                 break
+            except CallTimeout as error:
+                raise PeerUnreachable(f"the peer did not fence in time: {error}") from None
             except PeerUnreachable:  # the connection may have been lost long ago, and shows it only now
                 if time.monotonic() + PAUSE_S >= until_s or self._stopping.wait(PAUSE_S):
                     raise

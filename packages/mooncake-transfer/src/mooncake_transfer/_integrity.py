@@ -27,11 +27,15 @@ import xxhash
 
 from mooncake_transfer import _wire
 from mooncake_transfer._errors import (
+    CallTimeout,
     ConfigError,
     EngineClosed,
+    IntegrityError,
     PeerIncompatible,
+    PeerUnreachable,
     RegionRefused,
     RegionUnknown,
+    RemoteError,
     TransferError,
 )
 from mooncake_transfer.memory import MemoryKind
@@ -40,7 +44,7 @@ from mooncake_transfer.peer import CHECKSUM_METHOD, Caller, Peer
 if TYPE_CHECKING:
     from mooncake_transfer.engine import TransferEngine
     from mooncake_transfer.region import Region
-    from mooncake_transfer.transfer import Transfer
+    from mooncake_transfer.transfer import LaunchOptions, Transfer
 
 ATTEMPTS = 3
 RANGE_BYTES = 1 << 20
@@ -52,6 +56,9 @@ THREADS_PER_PEER = 2
 JOIN_S = 5.0
 LOOK_S = 0.05
 """How soon a move that repeats another one notices that the other was cancelled."""
+
+HINDRANCES = (PeerUnreachable, CallTimeout, RegionRefused)
+"""What ``wait()`` raises as itself when it hinders a comparison; anything else is an IntegrityError."""
 
 log = logging.getLogger(__name__)
 
@@ -75,45 +82,56 @@ class Integrity:
     """Verifies the transfers of one engine, on threads of each peer: one that hangs holds up nobody else."""
 
     def __init__(self, engine: TransferEngine, sample: float | None):
-        """``sample``: the share of blocks to compare; None compares all."""
+        """``sample``: the share of ranges (RANGE_BYTES at most) to compare; None compares all."""
         self._engine = weakref.ref(engine)
         self._sample = sample
         self._lock = threading.Lock()
         self._tickets = itertools.count(1)
-        self._running: dict[int, Transfer] = {}
+        self._running: dict[int, tuple[Transfer, LaunchOptions]] = {}
         self._lanes: dict[Peer, _Lane] = {}
         self._threads: set[threading.Thread] = set()
         self._stopping = False
 
-    def expect(self, transfer: Transfer) -> int:
-        """Keep a transfer until the core says that its bytes have moved; returns the ticket of this run.
+    def launch(self, transfer: Transfer, options: LaunchOptions) -> None:
+        """Start a run that is done when it was compared.
 
-        Raises ConfigError when the peer would not tell its checksums.
+        Raises ConfigError when the peer would not tell its checksums or this end has none, and what
+        ``Transfer.launch`` does.
         """
+        ticket = self._expect(transfer, options)
+        try:
+            transfer.launch(held=ticket, **options)
+        except Exception:  # not Ctrl-C: then it may be running, and is to be compared all the same
+            with self._lock:
+                self._running.pop(ticket, None)
+            raise
+
+    def _expect(self, transfer: Transfer, options: LaunchOptions) -> int:
+        """Keep a transfer until the core says that its bytes have moved; returns the ticket of this run."""
         if transfer.write and "r" not in transfer.remote.access:
             raise ConfigError(
                 f"{_what(transfer)} cannot be verified: its descriptor allows access "
                 f"{transfer.remote.access!r}, and checksums are told to who may read; "
                 "ask for a descriptor with 'rw', or post with verify=False"
             )
+        if transfer.local.kind is not MemoryKind.DRAM:
+            raise ConfigError(
+                f"{_what(transfer)} cannot be verified: local region {transfer.local.name!r} is of kind "
+                f"{transfer.local.kind.name}, and only main memory has checksums; post with verify=False"
+            )
         ticket = next(self._tickets)
         with self._lock:
-            self._running[ticket] = transfer
+            self._running[ticket] = transfer, options
         return ticket
-
-    def forget(self, ticket: int) -> None:
-        """Do not expect it any more: it could not be posted."""
-        with self._lock:
-            self._running.pop(ticket, None)
 
     def moved(self, ticket: int) -> None:
         """No byte of it moves any more: compare when it went well, then let it be done."""
         with self._lock:
-            transfer = self._running.pop(ticket)
+            transfer, options = self._running.pop(ticket)
             if self._stopping or not transfer.wants_check(ticket):
                 return
             lane = self._lanes.setdefault(transfer.remote.peer, _Lane())
-            lane.waiting.append(_Check(self._engine, transfer, ticket, self._sample))
+            lane.waiting.append(_Check(self._engine, transfer, ticket, self._sample, options))
             if lane.threads == THREADS_PER_PEER:
                 return
             lane.threads += 1
@@ -144,7 +162,8 @@ class Integrity:
             try:
                 check.run()
             except Exception:  # its transfer has ended as failed; the others of this peer have their turn
-                log.exception("comparing what was moved to or from %s failed", peer.address)
+                where = {"peer": peer.address}
+                log.exception("comparing what was moved to or from %s failed", peer.address, extra=where)
 
 
 class _Check:
@@ -156,8 +175,10 @@ class _Check:
         transfer: Transfer,
         ticket: int,
         sample: float | None,
+        options: LaunchOptions,
     ):
         self._engine = engine
+        self._options = options
         self._transfer = transfer
         self._ticket = ticket
         self._sample = sample
@@ -167,14 +188,16 @@ class _Check:
         transfer = self._transfer
         uncompared = f"{_what(transfer)}: the bytes have moved and could not be compared: "
         failure = uncompared + "an error of this engine"
+        kind: type[TransferError] = IntegrityError
         try:
             failure = self._verify()
         except TransferError as error:
             failure = uncompared + str(error)
+            kind = next((known for known in HINDRANCES if isinstance(error, known)), IntegrityError)
         except _Ended:
             pass  # it has its result, which release() leaves as it is
         finally:
-            transfer.release(self._ticket, failure.encode())
+            transfer.release(self._ticket, failure.encode(), kind.__name__)
 
     def _verify(self) -> str:
         failure = ""
@@ -216,7 +239,8 @@ class _Check:
         again = engine.prepare_write if transfer.write else engine.prepare_read
         until_s = time.monotonic() + engine.config.transfer_timeout_s
         with self._memory(), _signal() as signal:
-            part = again(transfer.local, transfer.remote, rows).post(priority="high", verify=False)
+            part = again(transfer.local, transfer.remote, rows)
+            part.launch(priority="high", drivers=self._options["drivers"], attempts=self._options["attempts"])
             part.signal_when_done(signal)
             while not part.done():
                 if not transfer.wants_check(self._ticket) or time.monotonic() >= until_s:
@@ -246,9 +270,11 @@ class _Check:
             sums = msgspec.msgpack.decode(answer, type=list[Checksum])
         except msgspec.MsgspecError as error:
             raise PeerIncompatible(f"{remote.peer.address} answers with no checksums: {error}") from None
-        except TransferError:
+        except TransferError as error:
             if not self._transfer.wants_check(self._ticket):
                 raise _Ended from None
+            if isinstance(error, RemoteError) and error.kind == RegionRefused.__name__:
+                raise RegionRefused(f"{remote.peer.address} refused its checksums: {error.message}") from None
             raise
         if len(sums) != len(rows):
             raise PeerIncompatible(f"{remote.peer.address} has {len(sums)} checksums for {len(rows)} ranges")
@@ -270,31 +296,37 @@ def _what(transfer: Transfer) -> str:
 
 
 def _fetch(transfer: Transfer, sample: float | None) -> Iterator[Rows]:
-    """The blocks of a transfer as rows of at most RANGE_BYTES, a portion at a time."""
+    """What is compared of a transfer, as rows of at most RANGE_BYTES, a portion at a time."""
     for begin in range(0, transfer.blocks, ROWS_PER_FETCH):
         rows = np.empty((ROWS_PER_FETCH, 3), dtype=np.uint64)
-        rows = rows[: transfer.blocks_into(begin, rows)]
+        rows = _cut(rows[: transfer.blocks_into(begin, rows)])
         if sample is not None:
-            chosen = random.sample(range(len(rows)), max(1, round(len(rows) * sample)))
-            rows = rows[sorted(chosen)]
-        yield from _cut(rows)
+            rows = _sampled(rows, sample)
+        for first in range(0, len(rows), BYTES_PER_CALL // RANGE_BYTES):
+            yield rows[first : first + BYTES_PER_CALL // RANGE_BYTES]
 
 
-def _cut(rows: Rows) -> Iterator[Rows]:
+def _sampled(rows: Rows, share: float) -> Rows:
+    """That share of the rows; the fraction of a row that is left over is the chance of one more.
+
+    So the share holds over many transfers of one row too, each of which is compared or not.
+    """
+    count = int(len(rows) * share + random.random())
+    return rows[sorted(random.sample(range(len(rows)), count))]
+
+
+def _cut(rows: Rows) -> Rows:
     rows = rows[rows[:, 2] > 0]
-    if not len(rows):
-        return
     pieces = (rows[:, 2] + np.uint64(RANGE_BYTES - 1)) // np.uint64(RANGE_BYTES)
-    if pieces.max() > 1:
-        repeated = np.repeat(rows, pieces.astype(np.int64), axis=0)
-        first = np.repeat(np.cumsum(pieces) - pieces, pieces.astype(np.int64))
-        offset = (np.arange(len(repeated), dtype=np.uint64) - first) * np.uint64(RANGE_BYTES)
-        repeated[:, 0] += offset
-        repeated[:, 1] += offset
-        repeated[:, 2] = np.minimum(repeated[:, 2] - offset, np.uint64(RANGE_BYTES))
-        rows = repeated
-    for begin in range(0, len(rows), BYTES_PER_CALL // RANGE_BYTES):
-        yield rows[begin : begin + BYTES_PER_CALL // RANGE_BYTES]
+    if pieces.max(initial=0) <= 1:
+        return rows
+    repeated = np.repeat(rows, pieces.astype(np.int64), axis=0)
+    first = np.repeat(np.cumsum(pieces) - pieces, pieces.astype(np.int64))
+    offset = (np.arange(len(repeated), dtype=np.uint64) - first) * np.uint64(RANGE_BYTES)
+    repeated[:, 0] += offset
+    repeated[:, 1] += offset
+    repeated[:, 2] = np.minimum(repeated[:, 2] - offset, np.uint64(RANGE_BYTES))
+    return repeated
 
 
 class Checksums:
@@ -309,12 +341,7 @@ class Checksums:
     def __call__(self, body: bytes, caller: Caller) -> bytes:
         """Answer one query."""
         query = msgspec.msgpack.decode(body, type=_wire.ChecksumQuery)
-        engine = self._engine()
-        if engine is None:
-            raise EngineClosed("the engine is closing")
-        region = engine._regions.get(query.region_id)
-        if region is None or not _may_read(region, query.key):
-            raise RegionRefused(f"no region {query.region_id} may be read with this key")
+        region = readable_region(self._engine(), query.region_id, query.key)
         if region.kind is not MemoryKind.DRAM:
             raise RegionUnknown(
                 f"region {region.name!r} is of kind {region.kind.name}, which has no checksum"
@@ -333,11 +360,22 @@ def _checksum(region: Region, key: bytes, offset: int, nbytes: int) -> int:
         checksum: int = xxhash.xxh3_64_intdigest(region.view()[offset : offset + nbytes])
     finally:
         core.leave()
-    if not _may_read(region, key):  # afterwards: a key that is revoked meanwhile is told nothing
+    if not may_read(region, key):  # afterwards: a key that is revoked meanwhile is told nothing
         raise RegionRefused(f"the key of region {region.name!r} was revoked")
     return checksum
 
 
-def _may_read(region: Region, key: bytes) -> bool:
+def readable_region(engine: TransferEngine | None, region_id: int, key: bytes) -> Region:
+    """The region of this id, for who shows a key that may read it. Raises RegionRefused, EngineClosed."""
+    if engine is None:
+        raise EngineClosed("the engine is closing")
+    region = engine._regions.get(region_id)
+    if region is None or not may_read(region, key):
+        raise RegionRefused(f"no region {region_id} may be read with this key")
+    return region
+
+
+def may_read(region: Region, key: bytes) -> bool:
+    """Whether who has this key may read the region."""
     readers = [granted for granted, access in list(region._granted.items()) if "r" in access]
     return any([hmac.compare_digest(key, mine) for mine in (region.key, *readers)])

@@ -36,7 +36,7 @@ class MetricsExport:
             raise ConfigError(
                 f"metrics_port needs prometheus-client ({error}); pip install mooncake-transfer[metrics]"
             ) from None
-        self._server = module.MetricsServer(engine, host, port)
+        self._server = module.MetricsServer([module.EngineCollector(engine)], host, port)
 
     def stop(self) -> None:
         """End the server. Safe to call twice."""

@@ -15,6 +15,7 @@ log = logging.getLogger("mooncake_transfer.rails")
 
 LEVELS = {
     "rail failed": logging.WARNING,
+    "rail unused": logging.INFO,
     "breaker opened": logging.ERROR,
     "rail recovered": logging.INFO,
     "driver fault": logging.ERROR,

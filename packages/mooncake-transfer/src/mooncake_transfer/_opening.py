@@ -73,6 +73,23 @@ def _open_driver(
     return DriverStatus(info.name, info.priority, False, reason="; ".join(reasons))
 
 
+def examine_drivers(config: TransferConfig) -> list[DriverStatus]:
+    """What an engine of this configuration would make of every installed driver, best first; opens none."""
+    return [_examined(config, info, status) for info, status in select_drivers(None)]
+
+
+def _examined(config: TransferConfig, info: DriverInfo, status: DriverStatus) -> DriverStatus:
+    if not status.usable:
+        return status
+    try:
+        specs = _endpoints(config, info)
+    except Exception as error:  # noqa: BLE001 - a third party's code, or its options; the others count too
+        specs = Unavailable(f"it does not start: {error}")
+    if not isinstance(specs, Unavailable):
+        return status
+    return DriverStatus(info.name, info.priority, False, reason=specs.reason)
+
+
 def _endpoints(config: TransferConfig, info: DriverInfo) -> Sequence[EndpointSpec] | Unavailable:
     options = dict(config.driver_options.get(info.name, {}))
     if info.network:

@@ -135,6 +135,12 @@ def _ended(child: subprocess.Popen[bytes]) -> bool:
         return bool(selector.select(0))
 
 
+def _forget_crash_handlers() -> None:
+    """Undo what libraries of drivers probed before have done: some catch crashes, and leave with a status."""
+    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def serve(arguments: Sequence[str]) -> None:
     """The child: answer a line of JSON for each pair of driver and plugin in ``arguments``."""
     # Libraries that print must not garble the answers.
@@ -146,6 +152,7 @@ def serve(arguments: Sequence[str]) -> None:
 
 def _answer(driver: str, plugin: str) -> _Answer:
     try:
+        _forget_crash_handlers()
         found = probe_here(_described(driver, plugin))
     except Exception as error:  # noqa: BLE001 - a third party's code: its failure is the answer
         return _Answer(False, reason=f"its plugin failed: {type(error).__name__}: {error}")

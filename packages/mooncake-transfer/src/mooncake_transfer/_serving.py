@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from mooncake_transfer import _wire
+from mooncake_transfer._arguments import callback, method_name
 from mooncake_transfer._core import Channel
 from mooncake_transfer._errors import ConfigError, PeerError
 from mooncake_transfer.peer import Caller
@@ -28,11 +29,12 @@ class Dispatcher:
     def __init__(self, channel: Channel, threads: int):
         self._channel = channel
         self._handlers: dict[str, Handler] = {}
+        self._compiled: set[str] = set()
         self._lost_handlers: list[LostHandler] = []
         self._callers: dict[int, Caller] = {}
         self._known = threading.Lock()
         self._stopping = False
-        loops = [self._run_events] + [self._run_requests] * threads
+        loops = [self._run_events, self._run_own_requests] + [self._run_requests] * threads
         self._threads = [
             threading.Thread(target=loop, name=f"mooncake-{loop.__name__.strip('_')}", daemon=True)
             for loop in loops
@@ -40,11 +42,30 @@ class Dispatcher:
 
     def serve(self, method: str, handler: Handler) -> None:
         """Let ``handler`` answer ``method``. Raises ConfigError when another handler already does."""
-        if self._handlers.setdefault(method, handler) is not handler:
+        method_name(method, "method")
+        callback(handler, "handler", "payload, caller")
+        if method in self._compiled or self._handlers.setdefault(method, handler) is not handler:
             raise ConfigError(f"method {method!r} already has a handler in this engine")
 
+    def serve_compiled(self, method: str, handler: object) -> None:
+        """Let a PyCapsule's function answer ``method``, see ``TransferEngine.serve_compiled``."""
+        method_name(method, "method")
+        if method in self._handlers:
+            raise ConfigError(f"method {method!r} already has a handler in this engine")
+        try:
+            self._channel.serve_compiled(method, handler)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(str(error)) from None
+        self._compiled.add(method)
+
+    def serve_own(self, method: str, handler: Handler) -> None:
+        """As ``serve``, before ``start``, for a method that is answered also while all threads are busy."""
+        self._channel.reserve(method)
+        self.serve(method, handler)
+
     def on_peer_lost(self, handler: LostHandler) -> None:
-        """Call ``handler`` for every connection that ends from now on."""
+        """Call ``handler`` for every connection that ends from now on. Raises ConfigError."""
+        callback(handler, "handler", "caller")
         self._lost_handlers.append(handler)
 
     def start(self) -> None:
@@ -62,8 +83,17 @@ class Dispatcher:
                     log.warning("a handler still runs in thread %s after the engine was closed", thread.name)
 
     def _run_requests(self) -> None:
+        connection = 0  # whose next request is probably the next one
         while not self._stopping:
-            item = self._channel.next_request(POLL_S)
+            item = self._channel.next_request(POLL_S, after=connection)
+            connection = 0
+            if item is not None:
+                _, connection, request, method, body = item
+                self._answer(connection, request, method, body)
+
+    def _run_own_requests(self) -> None:
+        while not self._stopping:
+            item = self._channel.next_request(POLL_S, own=True)
             if item is not None:
                 _, connection, request, method, body = item
                 self._answer(connection, request, method, body)
@@ -72,8 +102,10 @@ class Dispatcher:
         try:
             reply = self._handler(method)(body, self._caller(connection))
             failed, answer = False, reply or b""
-        except Exception as error:  # the handler's failure belongs to the caller, who gets it
-            log.debug("handler of %s failed", method, exc_info=True, extra={"method": method})
+        except BaseException as error:  # the caller gets it, and this thread has others to answer
+            # What is no Exception (SystemExit, say) was meant for a thread that is not the handler's.
+            level = logging.DEBUG if isinstance(error, Exception) else logging.ERROR
+            log.log(level, "handler of %s failed", method, exc_info=True, extra={"method": method})
             failed, answer = True, _failure(error)
         try:
             try:
@@ -98,7 +130,9 @@ class Dispatcher:
 
     def _learn(self, connection: int, body: bytes) -> None:
         hello = msgspec.msgpack.decode(body, type=_wire.Hello)
-        self._callers[connection] = Caller(connection, hello.address, hello.epoch)
+        self._callers[connection] = Caller(
+            connection, hello.address, hello.epoch, self._channel.certificate_of(connection)
+        )
 
     def _run_events(self) -> None:
         while not self._stopping:
@@ -108,7 +142,7 @@ class Dispatcher:
             kind, connection, _, method, body = item
             try:
                 self._take_event(kind, connection, method, body)
-            except Exception:  # nobody waits for it, and the next event must be handled all the same
+            except BaseException:  # nobody waits for it, and the next event must be handled all the same
                 log.exception("handling %s %s failed", kind, method, extra={"method": method})
 
     def _take_event(self, kind: str, connection: int, method: str, body: bytes) -> None:
@@ -128,10 +162,18 @@ class Dispatcher:
         for handler in self._lost_handlers:
             try:
                 handler(caller)
-            except Exception:  # nobody waits for it, and the other handlers must learn of it all the same
+            except BaseException:  # nobody waits for it, and the others must learn of it all the same
                 where = {"peer": caller.address}
                 log.exception("a handler of lost peers failed for %s", caller.address, extra=where)
 
 
-def _failure(error: Exception) -> bytes:
-    return msgspec.msgpack.encode(_wire.Failure(type(error).__name__, str(error)))
+def _failure(error: BaseException) -> bytes:
+    try:
+        message = str(error)
+    except Exception as problem:  # noqa: BLE001 - of the handler's making; its name is told at least
+        message = f"its message cannot be had: {type(problem).__name__}"
+    return msgspec.msgpack.encode(_wire.Failure(_sendable(type(error).__name__), _sendable(message)))
+
+
+def _sendable(words: str) -> str:
+    return words.encode(errors="backslashreplace").decode()

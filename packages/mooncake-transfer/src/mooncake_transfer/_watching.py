@@ -77,5 +77,5 @@ class Watcher:
         os.close(signal)
         try:
             ended()
-        except Exception:  # the callback's failure must not end the thread that others rely on
+        except BaseException:  # the callback's failure must not end the thread that others rely on
             log.exception("a callback at the end of a transfer failed")

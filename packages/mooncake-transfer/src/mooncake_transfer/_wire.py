@@ -57,6 +57,27 @@ class ChecksumQuery(msgspec.Struct, frozen=True, array_like=True):
     ranges: list[tuple[int, int]]
 
 
+class MapQuery(msgspec.Struct, frozen=True, array_like=True):
+    """Asks which file the memory of a region is; ``key`` proves the right to read it."""
+
+    region_id: int
+    key: bytes
+
+
+class MapAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The open file ``fd`` of process ``pid``, from ``offset`` on; the numbers mean something only on the
+    host, and in the namespace of processes, that are named.
+    """
+
+    host: str
+    processes: int
+    pid: int
+    fd: int
+    offset: int
+    device: int
+    inode: int
+
+
 class FenceOrder(msgspec.Struct, frozen=True, array_like=True):
     """Asks to end what the tokens name, each at its driver and device, within ``timeout_s``."""
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from mooncake_transfer._address import check_name
+from mooncake_transfer._arguments import check_fields, number, shown
 from mooncake_transfer._errors import ConfigError
 from mooncake_transfer.layers import Settings, from_environment, from_toml
 from mooncake_transfer.tls import TlsConfig
@@ -19,6 +20,7 @@ __all__ = ["LoadedConfig", "RailConfig", "TransferConfig", "load_config"]
 
 ENVIRONMENT_PREFIX = "MOONCAKE_TRANSFER_"
 FILE_VARIABLE = "MOONCAKE_CONFIG"
+MAX_THREADS = 1024
 
 OptionValue = str | int | float | bool
 
@@ -33,6 +35,15 @@ TIMES = (
     "registry_timeout_s",
     "peer_timeout_s",
 )
+
+
+# Of the numbers of RailConfig, as the core counts them.
+LARGEST = {
+    "slice_bytes": (1 << 64) - 1,
+    "probe_every": (1 << 32) - 1,
+    "breaker_errors": (1 << 32) - 1,
+    "attempts": (1 << 32) - 1,
+}
 
 
 class RailConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,10 +74,15 @@ class RailConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     aging_s: float = 0.05
 
     def __post_init__(self) -> None:
+        check_fields(self, "rails.")
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if not math.isfinite(value) or value < 0 or (value == 0 and name != "probe_every"):
+            if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"rails.{name} is {value}; it must be a positive number")
+            if value < 0 or (value == 0 and name != "probe_every"):
+                raise ConfigError(f"rails.{name} is {shown(value)}; it must be a positive number")
+            if isinstance(value, int):
+                number(value, f"rails.{name}", most=LARGEST[name])
 
 
 class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +105,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             another rail; it fails when the peer does not.
         peer_timeout_s: how long a peer's host may answer nothing, not even that bytes have arrived, before
             its connections count as lost. It may take 3 s more to notice.
-        handler_threads: how many handlers of ``serve()`` may run at once.
+        handler_threads: how many handlers of ``serve()`` may run at once, 1 to 1024; further calls wait. The
+            engine's own methods (checksums, fences, regions by name, stats) have one thread beside them.
         topology: file that corrects what the machine says of its topology (``topology.Override``); or empty.
         registry: URL of the registry that knows engines by name: ``memory:NAME``, ``http://host:port``,
             ``etcd://host:2379``, ``redis://host:6379/0``; empty: no names. See the package's README.
@@ -102,7 +119,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         integrity: compare checksums (xxh3-64) of both ends after moving: ``off``, ``sample`` or ``full``.
             Then a write with a descriptor of access ``w`` needs ``verify=False``.
             Bytes that differ are moved again; ``wait()`` raises IntegrityError when that does not help.
-        integrity_sample: with ``sample``, the share of blocks that is compared, 0 to 1.
+        integrity_sample: with ``sample``, the share of ranges that is compared, over 0 and up to 1. A range
+            is a block, or 1 MiB of a longer one; which ones, is chosen at random.
     """
 
     host: str = "127.0.0.1"
@@ -136,13 +154,14 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return load_config(file, **arguments).config
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self._check_ports()
         for name in TIMES:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be a positive number of seconds")
         self._check_integrity()
-        if self.handler_threads < 1:
-            raise ConfigError(f"handler_threads is {self.handler_threads}; at least one is needed")
+        if not 1 <= self.handler_threads <= MAX_THREADS:
+            raise ConfigError(f"handler_threads is {self.handler_threads}; it must be 1 to {MAX_THREADS}")
         if self.drivers is not None and not self.drivers:
             raise ConfigError("drivers is empty; name at least one, or use None for every usable driver")
         if self.name:

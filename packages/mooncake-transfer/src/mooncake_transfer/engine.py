@@ -6,21 +6,21 @@ import itertools
 import os
 import secrets
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from mooncake_transfer import _wire
 from mooncake_transfer._address import is_address, join_address, split_address
-from mooncake_transfer._arguments import seconds
+from mooncake_transfer._arguments import flag, instance, number, one_of, seconds, text, wrong
 from mooncake_transfer._core import Channel
 from mooncake_transfer._core import Engine as CoreEngine
+from mooncake_transfer._descriptors import check_protocol, decode_descriptor
 from mooncake_transfer._errors import (
     ConfigError,
     EngineClosed,
@@ -31,9 +31,11 @@ from mooncake_transfer._errors import (
 )
 from mooncake_transfer._fencing import Fencer, Fences
 from mooncake_transfer._integrity import Checksums, Integrity
+from mooncake_transfer._mapping import MAP_METHOD, Mappings
 from mooncake_transfer._metrics_export import MetricsExport
 from mooncake_transfer._notices import NoticeReader
 from mooncake_transfer._opening import allocate, open_drivers
+from mooncake_transfer._peers import Peers
 from mooncake_transfer._regions_by_name import RegionsByName
 from mooncake_transfer._serving import Dispatcher, Handler, LostHandler
 from mooncake_transfer._watching import Watcher
@@ -56,7 +58,10 @@ from mooncake_transfer.rails import RailStatus
 from mooncake_transfer.region import Access, Region, RemoteRegion
 from mooncake_transfer.registry.directory import Directory
 from mooncake_transfer.tls import secure
-from mooncake_transfer.transfer import Priority, Transfer
+from mooncake_transfer.transfer import PostOptions, Transfer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["TransferEngine"]
 
@@ -79,6 +84,8 @@ class TransferEngine:
 
     def __init__(self, config: TransferConfig | None = None) -> None:
         """Open drivers and listen. Raises ConfigError (for example: port taken) or DriverUnavailable."""
+        if config is not None:
+            instance(config, TransferConfig, "config", "or None for one with the defaults")
         self.config = config or TransferConfig()
         self.epoch = secrets.randbits(63) | 1
         self.drivers: dict[str, DriverStatus] = {}
@@ -87,8 +94,7 @@ class TransferEngine:
         self._regions: dict[int, Region] = {}
         self._ranges = RegionMap()
         self._region_ids = itertools.count(1)
-        self._peers: dict[str, Peer] = {}
-        self._peer_locks: dict[str, threading.Lock] = {}
+        self._peers = Peers()
         self._lock = threading.Lock()
         self._owner_pid = os.getpid()
         self._dispatcher = Dispatcher(self._channel, self.config.handler_threads)
@@ -142,10 +148,11 @@ class TransferEngine:
         self._core.set_policy(**msgspec.structs.asdict(config.rails))
         self.drivers = open_drivers(self._core, config)
         self._core.start()
-        self.serve(REGION_METHOD, RegionsByName(weakref.ref(self)))
-        self.serve(CHECKSUM_METHOD, Checksums(weakref.ref(self)))
-        self.serve(FENCE_METHOD, Fences(self._core))
-        self.serve(STATS_METHOD, SnapshotServer(self))
+        self._dispatcher.serve_own(REGION_METHOD, RegionsByName(weakref.ref(self)))
+        self._dispatcher.serve_own(CHECKSUM_METHOD, Checksums(weakref.ref(self)))
+        self._dispatcher.serve_own(MAP_METHOD, Mappings(weakref.ref(self)))
+        self._dispatcher.serve_own(FENCE_METHOD, Fences(self._core))
+        self._dispatcher.serve_own(STATS_METHOD, SnapshotServer(self))
         hello = _wire.Hello(_wire.PROTOCOL, self.epoch, address, self._core.addresses())
         self._channel.start(msgspec.msgpack.encode(hello))
         self._dispatcher.start()
@@ -175,14 +182,21 @@ class TransferEngine:
             nbytes: its size.
             name: what messages call it.
             prefault: back every page now, which makes the first transfers as fast as later ones.
-            huge_pages: take the machine's huge pages: True for the default size, or ``"2M"``, ``"1G"``.
+            huge_pages: take the machine's huge pages: True for the default size, or ``"2M"``, ``"1G"``; or
+                ``"transparent"``: have the kernel make some of common memory (Linux 6.1, prefaults, about 3 s
+                per GiB). Direct I/O of large blocks then has few pieces.
             numa_node: bind it to this NUMA node.
             driver: take it from this driver's own memory, such as the pool of ``cxl``, whose options then
                 decide on pages and node; None: as ``allocate_from`` says; empty: main memory.
 
         Raises MemoryUnavailable with the remedy, ConfigError.
         """
-        place = self.config.allocate_from if driver is None else driver
+        number(nbytes, "nbytes")
+        flag(prefault, "prefault")
+        if not isinstance(huge_pages, str):
+            flag(huge_pages, "huge_pages")
+        numa_node = None if numa_node is None else number(numa_node, "numa_node")
+        place = self.config.allocate_from if driver is None else text(driver, "driver", "cxl")
         pages = {"prefault": prefault, "huge_pages": huge_pages, "numa_node": numa_node}
         return self._register(lambda name: allocate(self.config, place, nbytes, name, pages), name)
 
@@ -207,8 +221,12 @@ class TransferEngine:
         Pinning memory for a NIC takes seconds per 100 GB and uses one core per call. Raises what the first
         failure raises, after closing what was registered.
         """
+        self._require_open()
+        for sequence, argument in ((memories, "memories"), (names, "names")):
+            if not isinstance(sequence, Sequence) or isinstance(sequence, str | bytes):
+                raise wrong(argument, sequence, "a list or tuple")
         if names and len(names) != len(memories):
-            raise ConfigError(f"{len(names)} names for {len(memories)} memories")
+            raise ConfigError(f"{len(names)} names for {len(memories)} memories; give each one, or none")
         threads = max(1, min(len(memories), os.cpu_count() or 1))
         with ThreadPoolExecutor(threads, "mooncake-register") as pool:
             named = list(names) or [""] * len(memories)
@@ -227,7 +245,7 @@ class TransferEngine:
     def _register(self, source: Callable[[str], Memory], name: str) -> Region:
         self._require_open()
         region_id = next(self._region_ids)
-        name = name or f"region-{region_id}"
+        name = text(name, "name") or f"region-{region_id}"
         memory, key = source(name), secrets.token_bytes(16)
         try:
             self._ranges.add(region_id, memory, name)
@@ -260,7 +278,7 @@ class TransferEngine:
         that made it is gone, PeerIncompatible, NoRoute when no driver leads there. A wrong key is found by
         the first transfer.
         """
-        found = _decode_descriptor(descriptor)
+        found = decode_descriptor(descriptor)
         peer = self.connect(found.address, timeout_s=timeout_s)
         if peer.epoch != found.epoch:
             raise PeerRestarted(
@@ -279,9 +297,7 @@ class TransferEngine:
 
     def _grant(self, region: Region, access: Access) -> bytes:
         self._require_owner()
-        rights = ACCESS_BITS.get(access)
-        if rights is None:
-            raise ConfigError(f"access is {access!r}; it must be 'rw', 'r' or 'w'")
+        rights = ACCESS_BITS[one_of(access, "access", ("rw", "r", "w"))]
         region._require_access(access)
         key = secrets.token_bytes(16)
         keys = self._core.grant(region._require_core(), key, rights)
@@ -290,7 +306,7 @@ class TransferEngine:
 
     def _revoke(self, region: Region, descriptor: bytes, timeout_s: float | None) -> None:
         self._require_owner()
-        found = _decode_descriptor(descriptor)
+        found = decode_descriptor(descriptor)
         if found.key == region.key:
             raise ConfigError(
                 f"this is the own key of region {region.name!r}, which ends with its close(); "
@@ -319,8 +335,7 @@ class TransferEngine:
         core = region._core
         if core is None or os.getpid() != self._owner_pid:  # a forked child: it is the parent's
             return
-        if in_use not in ("wait", "refuse"):
-            raise ConfigError(f"in_use is {in_use!r}; it must be 'wait' or 'refuse'")
+        one_of(in_use, "in_use", ("wait", "refuse"))
         limit_s = self._limit_s(timeout_s, self.config.close_timeout_s)
         if in_use == "wait":  # nobody shall find what is about to go
             self._directory.withdraw(region)
@@ -343,31 +358,19 @@ class TransferEngine:
         NameUnknown, RegistryUnavailable.
         """
         self._require_open()
-        if not is_address(address):
+        if not is_address(text(address, "address", "127.0.0.1:7000")):
             limit_s = self._limit_s(timeout_s, self.config.connect_timeout_s)
             return self._directory.connect(address, lambda at, s: self.connect(at, timeout_s=s), limit_s)
         host, port = split_address(address)
-        with self._lock:
-            address_lock = self._peer_locks.setdefault(address, threading.Lock())
         limit_s = self._limit_s(timeout_s, self.config.connect_timeout_s)
-        started_s = time.monotonic()
-        if not address_lock.acquire(timeout=min(max(limit_s, 0.0), threading.TIMEOUT_MAX)):
-            raise PeerUnreachable(f"{address} did not answer another thread of this process in {limit_s:g} s")
-        try:
-            peer = self._peers.get(address)
-            if peer is None or not peer.alive:
-                left_s = limit_s - (time.monotonic() - started_s)
-                peer = self._peers[address] = self._connect(host, port, address, left_s)
-            return peer
-        finally:
-            address_lock.release()
+        return self._peers.reach(address, lambda left_s: self._connect(host, port, address, left_s), limit_s)
 
     def _connect(self, host: str, port: int, address: str, limit_s: float) -> Peer:
         connection, body = self._channel.connect(host, port, limit_s)
         try:
             theirs = _wire.protocol_of(body)
             if theirs is not None:
-                _check_protocol(theirs, f"the engine at {address}")
+                check_protocol(theirs, f"the engine at {address}")
             hello = msgspec.msgpack.decode(body, type=_wire.Hello)
         except PeerIncompatible:
             self._channel.disconnect(connection)
@@ -382,16 +385,33 @@ class TransferEngine:
     def serve(self, method: str, handler: Handler) -> None:
         """Answer ``Peer.call`` and take ``Peer.notify`` of ``method`` with ``handler(payload, caller)``.
 
-        Calls run on ``handler_threads`` threads, notifications one after another in order. What a handler
-        raises reaches the caller as RemoteError. Raises ConfigError when the method has a handler.
+        Calls run on ``handler_threads`` threads, notifications one after another in order. While all of the
+        threads are busy, further calls wait; what engines ask each other has a thread of its own. What a
+        handler raises reaches the caller as RemoteError. Raises ConfigError when the method has a handler.
         """
+        self._require_open()
         self._dispatcher.serve(method, handler)
+
+    def serve_compiled(self, method: str, handler: object) -> None:
+        """Answer ``Peer.call`` of ``method`` by compiled code, without the interpreter.
+
+        It runs on the thread that has read the request, so that none has to wake up for it, and holds up
+        every peer of this engine meanwhile: it must be quick.
+
+        Args:
+            handler: a PyCapsule with a ``mc_handler_v1``, see ``abi/mooncake_handler.h``; kept for good.
+
+        Raises ConfigError for anything else, and when the method has a handler.
+        """
+        self._require_open()
+        self._dispatcher.serve_compiled(method, handler)
 
     def on_peer_lost(self, handler: LostHandler) -> None:
         """Call ``handler(caller)`` once for each peer whose connection here ends: it died or closed.
 
         It runs after all of that connection's calls were answered, so it sees their effects.
         """
+        self._require_open()
         self._dispatcher.on_peer_lost(handler)
 
     def publish(self, region: Region, *, name: str = "", access: Access = "rw") -> None:
@@ -402,7 +422,8 @@ class TransferEngine:
         gets it later. Raises ConfigError when the engine has no name, and as ``Region.descriptor`` does.
         """
         self._require_open()
-        self._directory.publish(region, name or region.name, region.descriptor(access))
+        instance(region, Region, "region", "as allocate() and register() return")
+        self._directory.publish(region, text(name, "name") or region.name, region.descriptor(access))
 
     def withdraw(self, region: Region | str) -> None:
         """Take a published region back under all its names, or under the one name that is given.
@@ -411,6 +432,8 @@ class TransferEngine:
         a region that is not published is left as it is.
         """
         self._require_open()
+        if not isinstance(region, str):
+            instance(region, Region, "region", "or the name it was published under")
         self._directory.withdraw(region)
 
     def find_region(self, path: str, *, timeout_s: float | None = None) -> RemoteRegion:
@@ -419,22 +442,14 @@ class TransferEngine:
         Raises NameUnknown, RegistryUnavailable, and as ``import_region`` does.
         """
         self._require_open()
+        text(path, "path", "prefill-0/kv")
         limit_s = self._limit_s(timeout_s, self.config.connect_timeout_s)
         return self._directory.find_region(path, lambda d, s: self.import_region(d, timeout_s=s), limit_s)
 
     # ---- transfers
 
     def read(
-        self,
-        local: Region,
-        remote: RemoteRegion,
-        blocks: Blocks,
-        *,
-        priority: Priority = "normal",
-        deadline_s: float | None = None,
-        notify: tuple[str, bytes] | None = None,
-        stream: object | None = None,
-        verify: bool | None = None,
+        self, local: Region, remote: RemoteRegion, blocks: Blocks, **options: Unpack[PostOptions]
     ) -> Transfer:
         """Start copying from ``remote`` into ``local``; never blocks on the peer.
 
@@ -443,26 +458,13 @@ class TransferEngine:
         ``Transfer.post``. Raises RegionRefused for a range outside a region, RegionClosed, NoRoute,
         ConfigError.
         """
-        return Transfer(self, False, local, remote, blocks).post(
-            priority=priority, deadline_s=deadline_s, notify=notify, stream=stream, verify=verify
-        )
+        return Transfer(self, False, local, remote, blocks).post(**options)
 
     def write(
-        self,
-        local: Region,
-        remote: RemoteRegion,
-        blocks: Blocks,
-        *,
-        priority: Priority = "normal",
-        deadline_s: float | None = None,
-        notify: tuple[str, bytes] | None = None,
-        stream: object | None = None,
-        verify: bool | None = None,
+        self, local: Region, remote: RemoteRegion, blocks: Blocks, **options: Unpack[PostOptions]
     ) -> Transfer:
         """Start copying from ``local`` into ``remote``; otherwise as ``read``."""
-        return Transfer(self, True, local, remote, blocks).post(
-            priority=priority, deadline_s=deadline_s, notify=notify, stream=stream, verify=verify
-        )
+        return Transfer(self, True, local, remote, blocks).post(**options)
 
     def prepare_read(self, local: Region, remote: RemoteRegion, blocks: Blocks) -> Transfer:
         """As ``read``, but starts nothing: ``Transfer.post()`` does, as often as wanted, at little cost."""
@@ -472,33 +474,35 @@ class TransferEngine:
         """As ``write``, but starts nothing; see ``prepare_read``."""
         return Transfer(self, True, local, remote, blocks)
 
-    def _post_verified(
-        self,
-        transfer: Transfer,
-        *,
-        priority: Priority,
-        deadline_s: float | None,
-        notify: tuple[str, bytes] | None,
-        stream: int,
-    ) -> None:
-        self._require_owner()
-        held = self._verifier.expect(transfer)
-        try:
-            transfer.launch(priority=priority, deadline_s=deadline_s, notify=notify, stream=stream, held=held)
-        except Exception:  # not Ctrl-C: then it may be running, and is to be compared all the same
-            self._verifier.forget(held)
-            raise
+    def enable_driver(self, name: str) -> None:
+        """Let transfers of this engine use a driver again that ``disable_driver()`` took away.
+
+        Raises ConfigError for one that this engine has not opened; see ``TransferConfig.drivers``.
+        """
+        self._require_open()
+        self._core.enable_driver(text(name, "name", "tcp"), True)
+
+    def disable_driver(self, name: str) -> None:
+        """Let transfers of this engine use other drivers only, from the next slice on, while it runs.
+
+        What the driver has under way ends as it is; what no other driver can carry ends with NoRoute. Peers
+        reach this engine over it all the same. Raises ConfigError as ``enable_driver`` does.
+        """
+        self._require_open()
+        self._core.enable_driver(text(name, "name", "tcp"), False)
 
     def rails(self) -> list[RailStatus]:
-        """Every rail to every peer that regions or transfers of this engine refer to."""
+        """Every rail to every peer that stands, or that regions or transfers of this engine refer to."""
         self._require_owner()
+        self._peers.forget_lost()
         return [msgspec.convert(row, RailStatus) for row in self._core.rails()]
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Counters by driver (and device, where it has several).
 
-        Each has connections, ops, bytes_read, bytes_written, errors and refused, and of notifications that
-        came with bytes notices_sent, notices_received and notices_dropped (twice, or of nobody known here).
+        Each has connections, ops, bytes_read, bytes_written, errors, refused and faults (what the driver's
+        contract forbids), and of notifications that came with bytes notices_sent, notices_received and
+        notices_dropped (twice, or of nobody known here).
         """
         self._require_owner()
         return self._core.stats()
@@ -539,33 +543,13 @@ class TransferEngine:
         return default_s if given_s is None else seconds(given_s, "timeout_s")
 
     def __enter__(self) -> TransferEngine:
+        self._require_open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _decode_descriptor(descriptor: bytes) -> _wire.Descriptor:
-    try:
-        found = msgspec.msgpack.decode(descriptor, type=_wire.Descriptor)
-    except msgspec.MsgspecError as error:
-        # Other versions may have other fields, but all begin with the protocol.
-        theirs = _wire.protocol_of(descriptor)
-        if theirs is not None:
-            _check_protocol(theirs, "the descriptor")
-        raise ConfigError(f"{len(descriptor)} bytes are no region descriptor: {error}") from None
-    _check_protocol(found.protocol, f"the descriptor of region {found.name!r} of {found.address}")
-    return found
-
-
-def _check_protocol(theirs: int, whose: str) -> None:
-    if theirs != _wire.PROTOCOL:
-        raise PeerIncompatible(
-            f"{whose} speaks protocol {theirs}, this engine {_wire.PROTOCOL}; "
-            "install versions of mooncake-transfer that fit together"
-        )
 
 
 def _leave(directory: Directory, owner_pid: int) -> None:

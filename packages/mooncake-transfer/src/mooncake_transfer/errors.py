@@ -1,6 +1,7 @@
 """The exceptions of this package, for users and drivers."""
 
 from mooncake_transfer._errors import (
+    CallTimeout,
     ConfigError,
     DriverError,
     DriverUnavailable,
@@ -31,6 +32,7 @@ from mooncake_transfer._errors import (
 )
 
 __all__ = [
+    "CallTimeout",
     "ConfigError",
     "DriverError",
     "DriverUnavailable",

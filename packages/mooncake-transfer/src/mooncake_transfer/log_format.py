@@ -4,7 +4,9 @@ Lines of the engine carry these attributes, set with ``extra=``; a handler of yo
 record:
 
 ========== =====================================================================================
-event      what happened: ``rail failed``, ``breaker opened``, ``rail recovered``
+event      what happened: ``rail failed``, ``breaker opened``, ``rail recovered``, ``rail unused`` (it leads
+           there for no transfer, as shared memory to another host), ``driver fault`` (the driver broke the
+           driver ABI)
 peer       channel address of the engine on the other side
 rail       driver, local and remote device, as messages of exceptions name it
 region     name of the region that was read or written

@@ -53,6 +53,7 @@ DRIVER_COUNTERS = (
     ("ops", "Operations completed for this engine"),
     ("errors", "Operations that failed"),
     ("refused", "Requests of peers that were refused"),
+    ("faults", "How often the driver did what its contract forbids"),
     ("notices_sent", "Notifications that went behind the bytes of a write"),
     ("notices_received", "Notifications of peers that came so"),
     ("notices_dropped", "Notices that came twice, or of nobody known here"),
@@ -162,23 +163,24 @@ def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:
 
 
 class MetricsServer:
-    """Serves ``/metrics`` of one engine over HTTP, on a thread of its own.
+    """Serves ``/metrics`` of collectors, such as EngineCollector, over HTTP, on a thread of its own.
 
     Attributes:
         address: ``host:port`` it listens on.
     """
 
-    def __init__(self, engine: TransferEngine, host: str, port: int) -> None:
+    def __init__(self, collectors: Iterable[Collector], host: str, port: int) -> None:
         """Listen on ``host`` and ``port`` (0: any free one). Raises ConfigError when that cannot be had."""
         registry = CollectorRegistry()
-        registry.register(EngineCollector(engine))
+        for collector in collectors:
+            registry.register(collector)
         self._server: WSGIServer
         self._thread: threading.Thread
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
             raise ConfigError(
-                f"cannot serve metrics on {join_address(host, port)}: {error}; set metrics_port to a free one"
+                f"cannot serve metrics on {join_address(host, port)}: {error}; choose a free port"
             ) from None
         self.address = join_address(host, self._server.server_port)
         log.info("metrics at http://%s/metrics", self.address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mooncake_transfer import _wire
+from mooncake_transfer._arguments import method_name, text
+from mooncake_transfer._arguments import payload as payload_of
 from mooncake_transfer._core import Channel
 from mooncake_transfer._core import Peer as CorePeer
-from mooncake_transfer._errors import PeerUnreachable, RegionRefused, RemoteError
+from mooncake_transfer._errors import CallTimeout, PeerUnreachable, RegionRefused, RemoteError
 
 if TYPE_CHECKING:
     from mooncake_transfer.engine import TransferEngine
@@ -33,11 +36,14 @@ class Caller(msgspec.Struct, frozen=True):
         connection: the incoming connection the question came on.
         address: the asking engine's own channel address.
         epoch: the asking engine's incarnation.
+        certificate: the one that the asking engine has proved to own, signed by the CA of
+            ``TransferConfig.tls``, as DER; empty without TLS.
     """
 
     connection: int
     address: str
     epoch: int
+    certificate: bytes = b""
 
 
 class Peer:
@@ -68,9 +74,12 @@ class Peer:
     def call(self, method: str, payload: bytes = b"", *, timeout_s: float | None = None) -> bytes:
         """Have the peer's handler of ``method`` answer, within ``timeout_s`` (default: ``call_timeout_s``).
 
-        Raises RemoteError with what the handler raised, PeerUnreachable when there is no answer: whether the
-        handler ran is then unknown. Payload and answer hold at most 64 MiB.
+        Raises RemoteError with what the handler raised; CallTimeout when the peer is there and has not
+        answered by then, PeerUnreachable when it is gone: whether the handler ran is then unknown. Payload
+        and answer hold at most 64 MiB.
         """
+        method_name(method, "method")
+        payload_of(payload, "payload")
         limit_s = self._engine._limit_s(timeout_s, self._engine.config.call_timeout_s)
         return self._answer(self._channel.call, method, payload, limit_s)
 
@@ -89,10 +98,9 @@ class Peer:
     ) -> bytes:
         try:
             failed, body = ask(self._connection, method, payload, limit_s)
-        except PeerUnreachable as error:
-            raise PeerUnreachable(
-                f"calling {method!r} of {self.address} (at most {limit_s:g} s): {error}"
-            ) from None
+        except (PeerUnreachable, CallTimeout) as error:
+            kind = type(error)
+            raise kind(f"calling {method!r} of {self.address} (at most {limit_s:g} s): {error}") from None
         if failed:
             failure = msgspec.msgpack.decode(body, type=_wire.Failure)
             raise RemoteError(failure.kind, failure.message, f"{method!r} of {self.address}")
@@ -102,16 +110,17 @@ class Peer:
         """Hand a message to the peer's handler of ``method``. Messages arrive in order.
 
         Waits only while the peer takes messages more slowly than they are sent: when 16 MiB are on their way
-        to it, at most ``timeout_s`` (default: ``call_timeout_s``) for room. Raises PeerUnreachable when there
-        is none by then or the connection is known to have ended; otherwise nothing tells.
+        to it, at most ``timeout_s`` (default: ``call_timeout_s``) for room. Raises CallTimeout when there is
+        none by then, PeerUnreachable when the connection is known to have ended; otherwise nothing tells.
         """
+        method_name(method, "method")
+        payload_of(payload, "payload")
         limit_s = self._engine._limit_s(timeout_s, self._engine.config.call_timeout_s)
         try:
             self._channel.notify(self._connection, method, payload, limit_s)
-        except PeerUnreachable as error:
-            raise PeerUnreachable(
-                f"notifying {method!r} of {self.address} (at most {limit_s:g} s): {error}"
-            ) from None
+        except (PeerUnreachable, CallTimeout) as error:
+            kind = type(error)
+            raise kind(f"notifying {method!r} of {self.address} (at most {limit_s:g} s): {error}") from None
 
     def fence(self, *, timeout_s: float | None = None) -> None:
         """Return once no byte of a write that failed or was cancelled can reach the peer's memory any more.
@@ -125,6 +134,8 @@ class Peer:
 
     def region(self, name: str, key: bytes) -> RemoteRegion:
         """Reach a region by its name and access key. Raises RegionRefused when they do not fit."""
+        text(name, "name")
+        payload_of(key, "key", "Region.key")
         try:
             descriptor = self.call(REGION_METHOD, msgspec.msgpack.encode(_wire.RegionQuery(name, key)))
         except RemoteError as error:
@@ -134,13 +145,24 @@ class Peer:
         return self._engine.import_region(descriptor)
 
     def close(self) -> None:
-        """End the connection. Regions imported from the peer stay usable as long as it lives."""
+        """End the connection. Regions imported from the peer stay usable as long as it lives.
+
+        The drivers' connections end with the last of those regions and their transfers. Safe to call twice.
+        """
+        if os.getpid() != self._engine._owner_pid:  # a forked child: the parent goes on with it
+            return
         self._channel.disconnect(self._connection)
+        self._engine._peers.forget(self)
+
+    def _release_core(self) -> None:
+        # Without the lock: who imports a region meanwhile may hold it for as long as drivers take to connect.
+        self._core = None
 
     def _require_core(self) -> CorePeer:
         with self._lock:
-            if self._core is None:
-                self._core = self._engine._core.add_peer(
+            core = self._core
+            if core is None:
+                core = self._core = self._engine._core.add_peer(
                     self.address, self._connection, self.epoch, self._hello.drivers
                 )
-            return self._core
+            return core

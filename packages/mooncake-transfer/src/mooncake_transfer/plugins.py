@@ -20,7 +20,7 @@ DRIVER_GROUP = "mooncake_transfer.drivers"
 CLI_GROUP = "mooncake_transfer.cli"
 REGISTRY_GROUP = "mooncake_transfer.registries"
 
-Info = TypeVar("Info", DriverInfo, RegistryInfo)
+Info = TypeVar("Info")
 
 log = logging.getLogger(__name__)
 
@@ -51,18 +51,21 @@ class Plugins:
 
         None where the plugin was registered by this process and not by an entry point.
         """
-        found = self._unique("driver", "mooncake_transfer_drivers", DriverInfo, lambda info: info.name)
+        found = self.offered("driver", "mooncake_transfer_drivers", DriverInfo, lambda info: info.name)
         found.sort(key=lambda entry: (-entry[1].priority, entry[1].name))
         return [(self.values.get(plugin), info) for plugin, info in found]
 
     def registries(self) -> list[RegistryInfo]:
         """Every registry described by a working plugin; the first plugin by name has a scheme."""
-        found = self._unique("registry", "mooncake_registries", RegistryInfo, lambda info: info.scheme)
+        found = self.offered("registry", "mooncake_registries", RegistryInfo, lambda info: info.scheme)
         return [info for _, info in found]
 
-    def _unique(
+    def offered(
         self, what: str, hook: str, kind: type[Info], name_of: Callable[[Info], str]
     ) -> list[tuple[str, Info]]:
+        """What the working plugins return from a hook, each with its plugin's name; of two with one name the
+        first is kept. ``what`` names the kind for people.
+        """
         found: dict[str, tuple[str, Info]] = {}
         for plugin_name, info in self._described(hook, kind):
             if name_of(info) in found:

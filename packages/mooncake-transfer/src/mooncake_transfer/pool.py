@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
+from mooncake_transfer._arguments import callback, number, seconds, text, wrong
 from mooncake_transfer._errors import ConfigError, PoolExhausted, RegionBusy, RegionClosed
 from mooncake_transfer.region import Region
 
@@ -124,11 +125,17 @@ class BufferPool:
         ``allocate(nbytes, name)`` makes a slab's region where prefaulted ordinary pages are not what you
         want, such as huge pages or a NUMA node. Nothing is allocated yet. Raises ConfigError.
         """
+        if not callable(getattr(engine, "allocate", None)):
+            raise wrong("engine", engine, "a TransferEngine, or what has its allocate()")
+        number(slab_bytes, "slab_bytes")
+        number(max_bytes, "max_bytes")
+        if allocate is not None:
+            callback(allocate, "allocate", "nbytes, name")
         if slab_bytes < SMALLEST_BYTES or slab_bytes & (slab_bytes - 1):
             raise ConfigError(f"slab_bytes is {slab_bytes}; use a power of two, {SMALLEST_BYTES} or more")
         if max_bytes < slab_bytes:
             raise ConfigError(f"max_bytes is {max_bytes}, less than one slab of {slab_bytes} bytes")
-        self.name = name
+        self.name = text(name, "name")
         self.slab_bytes = slab_bytes
         self.max_bytes = max_bytes
         self._allocate = allocate or (lambda nbytes, slab: engine.allocate(nbytes, name=slab, prefault=True))
@@ -152,11 +159,12 @@ class BufferPool:
         Raises ConfigError for a size that no slab can hold, PoolExhausted when none came free within
         ``timeout_s``, RegionClosed when the pool is closed, and what allocating a slab raises.
         """
-        if not 0 < nbytes <= self.slab_bytes:
+        if not 0 < number(nbytes, "nbytes") <= self.slab_bytes:
             raise ConfigError(
                 f"pool {self.name!r} has buffers of 1 to {self.slab_bytes} bytes, not {nbytes}; "
                 "raise slab_bytes"
             )
+        seconds(timeout_s, "timeout_s")
         size = max(SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
         waiter = _Waiter(size)
         deadline_s = time.monotonic() + timeout_s
@@ -207,9 +215,10 @@ class BufferPool:
     def close(self, timeout_s: float = 10.0) -> None:
         """Take no more callers, wait for all buffers to come back, close the regions. Safe to call twice.
 
-        Raises RegionBusy when buffers are still out after ``timeout_s``; call ``close()`` again then.
+        Raises RegionBusy when buffers are still out after ``timeout_s``, or peers still use one of the
+        regions; call ``close()`` again then.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + seconds(timeout_s, "timeout_s")
         with self._lock:
             self._closed = True
             self._changed.notify_all()
@@ -223,13 +232,13 @@ class BufferPool:
             self._slabs.clear()
             self._free.clear()
             self._loose.clear()
-        self._close_retired()
+        self._close_retired(deadline_s)
 
-    def _close_retired(self) -> None:
+    def _close_retired(self, deadline_s: float | None = None) -> None:
         """Close what is no longer handed out. A region may be closed twice, so threads may do so together."""
         while self._retired:
             slab = self._retired[0]
-            slab.region.close()
+            slab.region.close(None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0))
             with self._lock:
                 if slab in self._retired:
                     self._retired.remove(slab)

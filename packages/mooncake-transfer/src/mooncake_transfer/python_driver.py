@@ -173,6 +173,14 @@ class PythonEndpoint(abc.ABC):
         """As ``deregister``, for one key, or for all of them. INVALID for a key that was never granted."""
         raise DriverFailure(StatusCode.UNSUPPORTED, "this driver cannot revoke a key alone")
 
+    def fence(self, token: bytes) -> bool:
+        """End what a peer's ``late_writes`` named; return whether nothing of it can land any more.
+
+        Called again until it is so. What has gone already, or never was, is True. INVALID for a token that is
+        malformed: it comes from the network. Only drivers that were made with ``fences`` are asked.
+        """
+        raise DriverFailure(StatusCode.UNSUPPORTED, "this driver promises that there are no late writes")
+
     @abc.abstractmethod
     def cancel(self, cookie: int) -> None:
         """Ask for an early end of the operations with this cookie."""
@@ -198,6 +206,15 @@ class PythonEndpoint(abc.ABC):
         assert self._mailbox is not None
         self._mailbox.finish([(operation.cookie, done, operation.opcode, int(code), reason)])
 
+    def late_writes(self, connection: int, token: bytes) -> None:
+        """Say what may still carry bytes of this connection's writes that are over, for the peer's ``fence``.
+
+        Before such a write is finished. The engine gives no write to another connection to that peer until
+        the token is empty, which says that nothing can land any more. From any thread.
+        """
+        assert self._mailbox is not None
+        self._mailbox.set_late_writes(connection, token)
+
     def wake(self) -> None:
         """Have ``progress`` called soon; from any thread."""
         assert self._mailbox is not None
@@ -209,8 +226,13 @@ class PythonEndpoint(abc.ABC):
         self._mailbox.count_refusal()
 
 
-def capsule(name: str, endpoint: Callable[[Mapping[str, str]], PythonEndpoint]) -> object:
+def capsule(
+    name: str, endpoint: Callable[[Mapping[str, str]], PythonEndpoint], *, fences: bool = False
+) -> object:
     """Return the driver's function table, for ``DriverInfo.load``. ``endpoint`` makes one from its options.
+
+    Without ``fences`` the driver promises that nothing of a write lands once it is finished, whatever became
+    of it. With it, endpoints call ``late_writes`` and have ``fence``: see "Late writes" in the driver ABI.
 
     Raises DriverUnavailable when this process has eight drivers in Python already.
     """
@@ -230,7 +252,7 @@ def capsule(name: str, endpoint: Callable[[Mapping[str, str]], PythonEndpoint]) 
         )
         threading.Thread(target=_Worker(mailbox, made).run, name=f"mc-{name}"[:15], daemon=True).start()
 
-    return _core.python_driver(name, make)
+    return _core.python_driver(name, make, fences)
 
 
 class _Row(NamedTuple):
@@ -265,7 +287,7 @@ class _Worker:
                 if row.kind == "close":
                     self._call(row, self._close)
                     return
-                if row.kind in ("deregister", "revoke"):
+                if row.kind in ("deregister", "revoke", "fence"):
                     self._waiting.append(row)
                 else:
                     self._call(row, self._do)
@@ -324,12 +346,14 @@ class _Worker:
         try:
             if row.kind == "revoke":
                 done = self._endpoint.revoke(row.handle, row.key)
+            elif row.kind == "fence":
+                done = self._endpoint.fence(row.blob)
             else:
                 done = self._endpoint.deregister(row.handle)
             if not done and deadline_ns > 0:
                 if time.monotonic_ns() < deadline_ns:
                     return False
-                code, reason = StatusCode.TIMEOUT, "peers still used the memory at the deadline"
+                code, reason = StatusCode.TIMEOUT, f"{row.kind}: it was not so at the deadline"
         except DriverFailure as failure:
             code, reason = failure.code, str(failure)
         except Exception as error:  # as in _call

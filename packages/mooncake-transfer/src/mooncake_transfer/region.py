@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from mooncake_transfer._core import Region as CoreRegion
 from mooncake_transfer._core import RemoteRegion as CoreRemoteRegion
 from mooncake_transfer._errors import ConfigError, RegionClosed
+from mooncake_transfer._mapping import map_peer
 from mooncake_transfer._wire import Descriptor
 from mooncake_transfer.memory import Memory, MemoryKind
 
@@ -142,6 +143,17 @@ class RemoteRegion:
         self.name = found.name
         self.nbytes = found.length
         self.peer = peer
+
+    def map(self) -> memoryview:
+        """Return the region as memory of this process, read-only: what its owner writes is seen.
+
+        For peers on this host, and of this user; it stays mapped as long as somebody has the view, whatever
+        becomes of the owner, the key and this region. Whether the bytes are what they should be is between
+        the owner and the caller. Raises NoRoute where the memory cannot be mapped, RegionRefused for a key
+        that may not read, PeerUnreachable, CallTimeout.
+        """
+        self._require_core()
+        return memoryview(map_peer(self.peer, self.name, self._id, self._key, self.nbytes))
 
     def close(self) -> None:
         """Forget it. Transfers in flight finish. Safe to call twice."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from mooncake_transfer._arguments import check_fields
 from mooncake_transfer._core import Channel
 from mooncake_transfer._errors import ConfigError
 
@@ -37,6 +38,7 @@ class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     data: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self, "tls.")
         for name in ("ca_file", "certificate_file", "key_file"):
             if not getattr(self, name):
                 raise ConfigError(f"tls.{name} is empty; TLS needs the path of a PEM file")

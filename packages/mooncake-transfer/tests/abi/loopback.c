@@ -97,6 +97,8 @@ static mc_status connect_peer(mc_handle endpoint, const void* address, size_t le
   (void)endpoint;
   (void)address;
   (void)length;
+  if (lies("kept apart")) return refuse(MC_UNREACHABLE, "the two are kept apart");
+  if (lies("too far")) return refuse(MC_UNSUPPORTED, "not beyond this host");
   *connection = lies("no connection") ? 0 : 2;
   return MC_OK;
 }

@@ -13,7 +13,9 @@ from loopback import CURRENT, compile_driver, offered
 
 from mooncake_transfer import RemoteRegion, TransferConfig, TransferEngine
 from mooncake_transfer.errors import DriverUnavailable, TransferError, TransferTimeout
+from mooncake_transfer.log_format import fields_of
 from mooncake_transfer.region import Region
+from mooncake_transfer.testing.fixtures import wait_until
 
 LENGTH = 1 << 20
 ROWS = [[offset, offset, 4096] for offset in range(0, LENGTH, 4096)]
@@ -55,6 +57,21 @@ def test_completions_of_nothing_are_found_out_and_harm_nobody(
             assert "completed an operation that it does not have" in caplog.text
             told = [record for record in caplog.records if record.levelno == logging.ERROR]
             assert len(told) <= 2, "once for each engine, not for each completion"
+
+
+def test_what_a_driver_did_wrong_is_among_the_metrics(library: ctypes.CDLL) -> None:
+    metrics = pytest.importorskip("mooncake_transfer.metrics", reason="the extra 'metrics' is not installed")
+    with offered(library), two_engines("twice") as (user, ours, remote, _):
+        user.read(ours, remote, ROWS).wait(timeout_s=WAIT_S)
+        at_least = user.stats()["loopback"]["faults"]
+        (found,) = (
+            sample
+            for family in metrics.EngineCollector(user).collect()
+            for sample in family.samples
+            if sample.name == "mooncake_transfer_driver_faults_total"
+        )
+        assert found.labels["driver"] == "loopback"
+        assert 0 < at_least <= found.value <= user.stats()["loopback"]["faults"]
 
 
 @pytest.mark.parametrize(
@@ -152,3 +169,32 @@ def test_a_connection_without_a_handle_is_no_way_to_a_peer(library: ctypes.CDLL)
         two_engines("no connection") as (user, ours, remote, _),
     ):
         user.read(ours, remote, [[0, 0, 4096]]).wait(timeout_s=WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("how", "level", "event", "reason"),
+    [
+        ("kept apart", logging.WARNING, "rail failed", "the two are kept apart"),
+        ("too far", logging.INFO, "rail unused", "not beyond this host"),
+        ("no connection", logging.WARNING, "rail failed", "it returned no handle from connect()"),
+    ],
+)
+def test_why_a_driver_does_not_lead_where_another_one_does_is_told_once(
+    how: str, level: int, event: str, reason: str, library: ctypes.CDLL, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        offered(library),
+        caplog.at_level(logging.INFO, logger="mooncake_transfer.rails"),
+        two_engines(how, "tcp") as (user, ours, remote, theirs),
+    ):
+        again = user.import_region(theirs.descriptor("r"))
+        for source in (remote, again):
+            transfer = user.read(ours, source, ROWS)
+            transfer.wait(timeout_s=WAIT_S)
+            assert transfer.bytes_by_driver == {"tcp": LENGTH}
+        wait_until(lambda: len(caplog.records) > 0, "it is told")
+        peer = remote.peer.address
+    (record,) = caplog.records
+    assert record.levelno == level
+    assert record.getMessage().endswith(reason)
+    assert fields_of(record) == {"event": event, "peer": peer, "rail": "loopback", "region": theirs.name}

@@ -8,34 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_transfer.testing.registry_servers import SERVERS, RegistryServer, find_program
+from mooncake_transfer.testing.registry_servers import SERVERS, RegistryServer, skip_without_program
 
-PROGRAMS = {"etcd": "etcd", "redis": "redis-server"}
 NETWORKED = sorted(SERVERS)
 
 
-def skip_without_program(kind: str) -> None:
-    """Skip where the server is not installed, but never in CI."""
-    if kind not in PROGRAMS:
-        return
-    try:
-        find_program(PROGRAMS[kind])
-    except FileNotFoundError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
+def require(kind: str) -> None:
+    skip_without_program(kind, required=os.environ.get("CI") == "true")
 
 
 @pytest.fixture
 def require_program() -> Callable[[str], None]:
     """For tests that start servers of their own."""
-    return skip_without_program
+    return require
 
 
 @pytest.fixture(params=NETWORKED)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RegistryServer]:
     """A server of each kind, for one test that may do anything to it."""
-    skip_without_program(request.param)
+    require(request.param)
     with SERVERS[request.param](tmp_path) as running:
         yield running
 
@@ -46,6 +37,6 @@ def shared_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     if request.param == "memory":
         yield f"memory:{request.module.__name__}"
         return
-    skip_without_program(request.param)
+    require(request.param)
     with SERVERS[request.param](tmp_path_factory.mktemp(request.param)) as running:
         yield running.url

@@ -220,7 +220,7 @@ def test_a_missing_library_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, scheme: str, library: str, extra: str
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    for module in ("exchange", "http", "etcd", "redis"):
+    for module in ("exchange", "http", "etcd", "etcd_client", "redis"):
         monkeypatch.delitem(sys.modules, f"mooncake_transfer.registry.{module}", raising=False)
     with pytest.raises(ConfigError, match=rf'pip install "mooncake-transfer\[{extra}\]"'):
         open_registry(f"{scheme}://127.0.0.1", 1.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mooncake_conductor.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from mooncake_conductor.index.prefix import PrefixIndex
 from mooncake_store.keys import root_digest
+from mooncake_store.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 
 __all__ = ["ClusterIndex"]
 

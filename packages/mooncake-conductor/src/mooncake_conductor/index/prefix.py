@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from mooncake_conductor._errors import EventMalformed
-from mooncake_conductor.events import MEDIUM_GPU, BlockHash, BlockRemoved, BlockStored
+from mooncake_store.errors import EventMalformed
 from mooncake_store.keys import block_digests
+from mooncake_store.kv_events.wire import MEDIUM_GPU, BlockHash, BlockRemoved, BlockStored
 
 __all__ = ["PrefixIndex"]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import xxhash
 
-from mooncake_conductor.events import MEDIUM_CPU, BlockRemoved, BlockStored
-from mooncake_conductor.publisher import KVEventPublisher
+from mooncake_store.kv_events.publisher import KVEventPublisher
+from mooncake_store.kv_events.wire import MEDIUM_CPU, BlockRemoved, BlockStored
 
 __all__ = ["FakeCache"]
 

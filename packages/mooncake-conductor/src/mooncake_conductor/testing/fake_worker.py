@@ -13,9 +13,9 @@ from typing import Any, Literal
 import aiohttp.web
 import msgspec
 
-from mooncake_conductor.publisher import KVEventPublisher
 from mooncake_conductor.testing.fake_cache import FakeCache
 from mooncake_conductor.testing.fake_generation import Behaviour, Generation, tokens_of
+from mooncake_store.kv_events.publisher import KVEventPublisher
 
 __all__ = ["Behaviour", "FakeWorker"]
 

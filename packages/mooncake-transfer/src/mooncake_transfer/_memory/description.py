@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import weakref
 from dataclasses import dataclass
 
 __all__ = ["HOST", "Memory", "MemoryKind", "is_contiguous"]
@@ -21,7 +22,7 @@ class MemoryKind(enum.IntEnum):
     BLOCK = 3
 
 
-@dataclass(slots=True)
+@dataclass
 class Memory:
     """A range of bytes that a region can be made of.
 
@@ -29,7 +30,8 @@ class Memory:
         address: its first byte in this process (also for GPU memory); 0 for files and block devices.
         nbytes: its size in bytes.
         owner: the object that keeps it alive.
-        fd: descriptor behind it, -1 when there is none to share. This object owns it: ``close()`` closes it.
+        fd: descriptor behind it, -1 when there is none to share. This object owns it: ``close()`` closes it,
+            and so does its own end.
         fd_offset: where it begins in ``fd``, in bytes.
         kind: what it is.
         device: ordinal of the accelerator that holds it, ``HOST`` for everything else.
@@ -49,11 +51,17 @@ class Memory:
     writable: bool = True
     location: str = ""
 
+    def __post_init__(self) -> None:
+        # For engines that are dropped and not closed; drivers have descriptors of their own.
+        self._descriptor = weakref.finalize(self, os.close, self.fd) if self.fd >= 0 else None
+        if self._descriptor is not None:
+            self._descriptor.atexit = False  # the system closes it; threads of drivers may still copy
+
     def close(self) -> None:
         """Give back the descriptor. The bytes live on as long as a view of them does."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self.fd = -1
+        if self._descriptor is not None:
+            self._descriptor()
 
 
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item: int) -> bool:

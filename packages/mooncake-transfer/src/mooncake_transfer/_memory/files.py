@@ -9,12 +9,15 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from mooncake_transfer._arguments import flag, number, text, wrong
 from mooncake_transfer._errors import ConfigError
 from mooncake_transfer._memory.description import Memory, MemoryKind
 
 __all__ = ["DeviceSource", "FileSource", "device_source", "file_source"]
 
 BLKGETSIZE64 = 0x80081272  # linux/fs.h
+LARGEST_DESCRIPTOR = (1 << 31) - 1
+LARGEST_OFFSET = (1 << 63) - 1  # off_t
 BLOCKS = Path("/sys/dev/block")
 
 
@@ -35,6 +38,19 @@ class FileSource:
     nbytes: int | None = None
     writable: bool = True
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is no file, no number, or neither True nor False."""
+        if isinstance(self.file, bool) or not isinstance(self.file, str | os.PathLike | int):
+            raise wrong("file", self.file, "a path, or an open descriptor")
+        if isinstance(self.file, int):
+            number(self.file, "file", least=0, most=LARGEST_DESCRIPTOR)
+        elif b"\0" in os.fsencode(self.file):
+            raise wrong("file", self.file, "a path without the character NUL")
+        number(self.offset, "offset")
+        if self.nbytes is not None:
+            number(self.nbytes, "nbytes")
+        flag(self.writable, "writable")
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceSource:
@@ -49,6 +65,12 @@ class DeviceSource:
     location: str
     nbytes: int
     offset: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is no text or no number."""
+        text(self.location, "location")
+        number(self.nbytes, "nbytes", most=LARGEST_OFFSET)
+        number(self.offset, "offset", most=LARGEST_OFFSET)
 
 
 def device_source(source: DeviceSource) -> Memory:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_transfer._arguments import number, shown
 from mooncake_transfer._errors import ConfigError
 from mooncake_transfer._memory.description import HOST, Memory, MemoryKind, is_contiguous
 from mooncake_transfer._memory.dlpack import from_dlpack
@@ -16,6 +17,7 @@ from mooncake_transfer._memory.numa import node_of
 
 __all__ = ["MemoryRange", "wrap"]
 
+LARGEST_ORDINAL = (1 << 31) - 1
 MAPS_LINE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S+)")
 
 
@@ -34,6 +36,12 @@ class MemoryRange:
     nbytes: int
     owner: object = None
     device: int = HOST
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is no number."""
+        number(self.address, "address")
+        number(self.nbytes, "nbytes")
+        number(self.device, "device", least=HOST, most=LARGEST_ORDINAL)
 
 
 def wrap(memory: object) -> Memory:
@@ -65,8 +73,18 @@ def wrap(memory: object) -> Memory:
     )
     if problem:
         raise ConfigError(f"cannot register {type(memory).__name__} of {view.nbytes} bytes: it is {problem}")
+    if _refers_to_objects(view):
+        raise ConfigError(
+            f"cannot register {type(memory).__name__} of {view.nbytes} bytes: it holds references to Python "
+            "objects, which mean nothing elsewhere, and whose bytes are not to be changed"
+        )
     flat = np.frombuffer(view, dtype=np.uint8)
     return _in_main_memory(flat.ctypes.data, view.nbytes, flat)
+
+
+def _refers_to_objects(view: memoryview) -> bool:
+    dtype = getattr(view.obj, "dtype", None)
+    return getattr(dtype, "hasobject", False) or view.format.lstrip("@=<>!") == "O"
 
 
 def _wrap_by_protocol(memory: object) -> Memory:
@@ -76,7 +94,7 @@ def _wrap_by_protocol(memory: object) -> Memory:
     if hasattr(memory, "__dlpack__"):
         return from_dlpack(memory)
     raise ConfigError(
-        f"cannot register {type(memory).__name__}: it exposes no buffer; "
+        f"cannot register memory {shown(memory)}: it exposes no buffer; "
         "pass a tensor, an array or a MemoryRange"
     )
 
@@ -88,12 +106,16 @@ def _in_main_memory(address: int, nbytes: int, owner: object) -> Memory:
 def _wrap_tensor(tensor: Any) -> Memory:
     device = str(getattr(tensor, "device", "cpu"))
     kind, _, ordinal = device.partition(":")
-    nbytes = int(tensor.nbytes)
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"cannot register a tensor on {device!r}; only CPUs and CUDA devices are known")
-    if not getattr(tensor, "is_contiguous", lambda: True)() or nbytes == 0:
+    try:
+        nbytes, address = int(tensor.nbytes), int(tensor.data_ptr())
+        contiguous = getattr(tensor, "is_contiguous", lambda: True)()
+    except (RuntimeError, TypeError, ValueError) as error:  # it has no memory of its own, or not in one piece
+        layout = getattr(tensor, "layout", "unknown")
+        raise ConfigError(f"cannot register a tensor of layout {layout}: {error}") from None
+    if not contiguous or nbytes == 0:
         raise ConfigError(f"cannot register a tensor of {nbytes} bytes: it must be contiguous and not empty")
-    address = int(tensor.data_ptr())
     if kind == "cpu":
         return _in_main_memory(address, nbytes, tensor)
     return Memory(address, nbytes, tensor, kind=MemoryKind.CUDA, device=int(ordinal or 0))

@@ -20,9 +20,13 @@ __all__ = ["allocate_shareable", "available_bytes", "huge_page_bytes"]
 
 MADV_HUGEPAGE = 14  # linux/mman.h
 MADV_POPULATE_WRITE = 23
+MADV_COLLAPSE = 25
+TRANSPARENT = "transparent"
 MFD_HUGETLB = 4  # linux/memfd.h
 MFD_HUGE_SHIFT = 26
 HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
+TRANSPARENT_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
 MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -60,7 +64,8 @@ def allocate_shareable(
 
     With ``prefault`` the system backs every page now, so that no first touch is slow or finds no memory left.
     ``huge_pages`` takes pages from the system's reserve: True for its default size, or ``"2M"``, ``"1G"``;
-    the size is then rounded up to whole pages. Without it, the kernel is only advised to use large pages.
+    ``"transparent"`` has the kernel make them of common memory (Linux 6.1), as many as it finds room for, and
+    prefaults. The size is then rounded up to whole pages. Without it, the kernel is only advised to use them.
     ``numa_node`` binds the memory to that node, which may be a far one without CPUs.
 
     Raises ConfigError for a size that is not positive, an unknown page size or a node without memory, and
@@ -68,23 +73,27 @@ def allocate_shareable(
     """
     if nbytes <= 0:
         raise ConfigError(f"cannot allocate {nbytes} bytes for region {name!r}; the size must be positive")
-    page = huge_page_bytes(huge_pages) if huge_pages else 0
-    if page:
-        nbytes = -(-nbytes // page) * page
+    transparent = huge_pages == TRANSPARENT
+    page = huge_page_bytes(huge_pages) if huge_pages and not transparent else 0
+    align = transparent_huge_page_bytes() if transparent else 0
+    if unit := page or align:
+        nbytes = -(-nbytes // unit) * unit
     if numa_node is not None:
         check_node(numa_node)
     _check_available(nbytes, name, page, numa_node)
     fd = _create_file(nbytes, name, page)
     try:
-        mapping = _Mapping(fd, nbytes)
+        mapping = _Mapping(fd, nbytes, align)
         if not page and nbytes >= 2 << 20:
             # Only advice: EINVAL from a kernel without transparent huge pages changes nothing.
             _libc.madvise(ctypes.c_void_p(mapping.address), ctypes.c_size_t(nbytes), MADV_HUGEPAGE)
         if numa_node is not None:
             bind_to_node(mapping.address, nbytes, numa_node)
         # A huge page that is missing on the node would otherwise kill the process at its first touch.
-        if prefault or (page and numa_node is not None):
+        if prefault or transparent or (page and numa_node is not None):
             mapping.back_with_pages()
+        if transparent:
+            mapping.collapse()
     except OSError as error:
         os.close(fd)
         raise MemoryUnavailable(f"cannot map {nbytes} bytes for region {name!r}: {error}") from error
@@ -107,32 +116,65 @@ def huge_page_bytes(size: bool | str) -> int:
         return int(fields["Hugepagesize"].split()[0]) * 1024
     known = {"2M": 2 << 20, "1G": 1 << 30}
     if size not in known:
-        raise ConfigError(f'huge_pages is {size!r}; use True, False, "2M" or "1G"')
+        raise ConfigError(f'huge_pages is {size!r}; use True, False, "transparent", "2M" or "1G"')
     page = known[str(size)]
     if not _reserve_of(page).is_dir():
         raise MemoryUnavailable(f"this machine has no huge pages of {size}; use huge_pages=True or False")
     return page
 
 
+def transparent_huge_page_bytes() -> int:
+    """Return the bytes of a page that MADV_COLLAPSE makes. Raises MemoryUnavailable without any."""
+    try:
+        return int(TRANSPARENT_SIZE.read_text())
+    except OSError as error:
+        raise MemoryUnavailable(
+            f"this kernel has no transparent huge pages ({error}); use huge_pages=True or False"
+        ) from error
+
+
+def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int) -> int:
+    # Not mmap.mmap: that keeps a second descriptor open for each region.
+    place = _libc.mmap(
+        ctypes.c_void_p(address),
+        ctypes.c_size_t(nbytes),
+        ctypes.c_int(protection),
+        ctypes.c_int(flags),
+        ctypes.c_int(fd),
+        ctypes.c_long(0),
+    )
+    if place is None or place == MAP_FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(place)
+
+
+def _map_aligned(nbytes: int, align: int, fd: int) -> int:
+    # Older kernels place a mapping of a file anywhere: room is taken first, and what sticks out given back.
+    room = _map(None, nbytes + align, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, -1)
+    address = -(-room // align) * align
+    try:
+        _map(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED, fd)
+    except OSError:
+        _unmap(room, nbytes + align)
+        raise
+    if address > room:
+        _unmap(room, address - room)
+    if room + align > address:
+        _unmap(address + nbytes, room + align - address)
+    return address
+
+
 class _Mapping:
     """A shared mapping of a whole file, unmapped when nobody refers to it any more."""
 
-    def __init__(self, fd: int, nbytes: int):
-        # Not mmap.mmap: that keeps a second descriptor open for each region.
-        address = _libc.mmap(
-            None,
-            ctypes.c_size_t(nbytes),
-            ctypes.c_int(mmap.PROT_READ | mmap.PROT_WRITE),
-            ctypes.c_int(mmap.MAP_SHARED),
-            ctypes.c_int(fd),
-            ctypes.c_long(0),
-        )
-        if address is None or address == MAP_FAILED:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self.address: int = address
+    def __init__(self, fd: int, nbytes: int, align: int):
+        if align:
+            self.address = _map_aligned(nbytes, align, fd)
+        else:
+            self.address = _map(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd)
         self.nbytes = nbytes
         # Not at exit: threads of drivers may still be copying when the interpreter ends.
-        weakref.finalize(self, _unmap, address, nbytes).atexit = False
+        weakref.finalize(self, _unmap, self.address, nbytes).atexit = False
 
     def back_with_pages(self) -> None:
         """Have every page backed now. Raises OSError when there is no memory for them."""
@@ -144,6 +186,15 @@ class _Mapping:
             raise OSError(error, os.strerror(error))
         content = memoryview((ctypes.c_ubyte * self.nbytes).from_address(self.address)).cast("B")
         np.frombuffer(content, dtype=np.uint8)[:: mmap.PAGESIZE] = 0
+
+    def collapse(self) -> None:
+        """Have its pages, which are there, made huge ones. Raises OSError if the kernel cannot."""
+        place, length = ctypes.c_void_p(self.address), ctypes.c_size_t(self.nbytes)
+        if _libc.madvise(place, length, ctypes.c_int(MADV_COLLAPSE)) == 0:
+            return
+        # Anything else: there was no room for some of them, and those stay as they are, which is only slower.
+        if (error := ctypes.get_errno()) == errno.EINVAL:
+            raise OSError(error, "the kernel makes no huge pages of shared memory (Linux 6.1 does)")
 
 
 def _unmap(address: int, nbytes: int) -> None:

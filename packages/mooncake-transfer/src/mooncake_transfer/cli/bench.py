@@ -18,11 +18,12 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mooncake_transfer._errors import ConfigError, DriverUnavailable, TransferError
+from mooncake_transfer._errors import ConfigError, DriverUnavailable, NoRoute, TransferError
 from mooncake_transfer.bench import (
     BenchTarget,
     LocalTarget,
     Plan,
+    Point,
     Result,
     measure,
     parse_counts,
@@ -62,7 +63,7 @@ def transfer(
     batches: Annotated[str, typer.Option(help="Blocks of a transfer.")] = "1,64",
     threads: Annotated[str, typer.Option(help="Threads at the same time.")] = "1",
     ops: Annotated[str, typer.Option(help="write, read or both.")] = "write,read",
-    drivers: Annotated[str, typer.Option(help="Drivers; without it every usable one.")] = "",
+    drivers: Annotated[str, typer.Option(help="Drivers; without it every one that moves memory here.")] = "",
     seconds: Annotated[float, typer.Option(help="How long each combination is measured.")] = 0.5,
     max_size: Annotated[str, typer.Option(help="Leave out what needs more memory.")] = "256M",
     check: Annotated[bool, typer.Option(help="Compare bytes before measuring.")] = True,
@@ -90,7 +91,7 @@ def transfer(
             if file is not None:
                 require_writable(file)
         with _target(target, plan.region_bytes) as (address, target_cpu_s):
-            results = _measure_all(plan, address, target_cpu_s, check, errors)
+            results = _measure_all(plan, address, target_cpu_s, check, errors, strict=bool(drivers))
     except (ConfigError, DriverUnavailable) as error:
         _print_line(errors, f"mooncake bench: {error}")
         raise typer.Exit(WRONG_USE) from None
@@ -169,29 +170,59 @@ def _target(address: str, nbytes: int) -> Iterator[tuple[str, Callable[[], float
 
 
 def _measure_all(
-    plan: Plan, address: str, target_cpu_s: Callable[[], float], check: bool, errors: Console
+    plan: Plan,
+    address: str,
+    target_cpu_s: Callable[[], float],
+    check: bool,
+    errors: Console,
+    *,
+    strict: bool,
 ) -> list[Result]:
+    """Measure every point. Unless ``strict``, a driver that cannot even begin is left out, with a line."""
+
     def cpu_s() -> float:
         return time.process_time() + target_cpu_s()
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    results = []
+    results: list[Result] = []
+    left_out = []
     with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task("starting", total=len(plan.points()))
         for driver in plan.drivers:
             points = [point for point in plan.points() if point.driver == driver]
-            with TransferEngine(visitor_config(drivers=(driver,))) as engine:
-                local = engine.allocate(plan.region_bytes, prefault=True)
-                remote = request_region(engine, address, plan.region_bytes)
-                for point in points:
-                    progress.update(
-                        task, description=f"{driver} {point.op} {point.batch} x {shown_size(point.size)}"
-                    )
-                    if check:
-                        verify(engine, local, remote, point)
-                    results.append(measure(engine, local, remote, point, plan.seconds, cpu_s))
-                    progress.advance(task)
+            begun = False
+            try:
+                for point, result in _measured(driver, points, plan, address, check, cpu_s):
+                    description = f"{driver} {point.op} {point.batch} x {shown_size(point.size)}"
+                    if result is None:
+                        progress.update(task, description=description)
+                    else:
+                        begun = True
+                        results.append(result)
+                        progress.advance(task)
+            except (DriverUnavailable, NoRoute) as error:
+                if strict or begun:
+                    raise
+                left_out.append(f"{driver}: {error}")
+                _print_line(progress.console, f"left out: {left_out[-1]}")
+                progress.advance(task, len(points))
+    if not results:
+        raise DriverUnavailable(f"no driver moves memory here ({'; '.join(left_out)}); see `mooncake doctor`")
     return results
+
+
+def _measured(
+    driver: str, points: list[Point], plan: Plan, address: str, check: bool, cpu_s: Callable[[], float]
+) -> Iterator[tuple[Point, Result | None]]:
+    """Each point twice: with None before it is measured, and with what was found."""
+    with TransferEngine(visitor_config(drivers=(driver,))) as engine:
+        local = engine.allocate(plan.region_bytes, prefault=True)
+        remote = request_region(engine, address, plan.region_bytes)
+        for point in points:
+            yield point, None
+            if check:
+                verify(engine, local, remote, point)
+            yield point, measure(engine, local, remote, point, plan.seconds, cpu_s)
 
 
 def require_writable(file: Path) -> None:

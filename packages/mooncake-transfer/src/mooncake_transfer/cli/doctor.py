@@ -12,7 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mooncake_transfer.drivers import DriverStatus, probe_drivers
+from mooncake_transfer._errors import ConfigError
+from mooncake_transfer._opening import examine_drivers
+from mooncake_transfer.config import TransferConfig
+from mooncake_transfer.drivers import DriverStatus
 from mooncake_transfer.limits import WARNING, Limit, machine_limits
 from mooncake_transfer.plugins import CLI_GROUP, BrokenPlugin, driver_plugins, load_plugins
 
@@ -26,7 +29,7 @@ class Report(msgspec.Struct, frozen=True):
     """What ``mooncake doctor --json`` prints.
 
     Attributes:
-        healthy: at least one driver can be used, and no plugin is broken.
+        healthy: the configuration and at least one driver can be used, and no plugin is broken.
         remedy: what to do when it is not healthy.
         versions: of this package, Python and the kernel.
         drivers: every installed driver, the one that is tried first in front.
@@ -43,17 +46,27 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def examine() -> Report:
-    """Probe every driver and look at every limit. Changes nothing."""
-    drivers = probe_drivers()
+    """Ask every driver what an engine would open, and look at every limit. Changes nothing.
+
+    The options of drivers are those of file and environment, as ``TransferConfig.load()`` reads them.
+    """
+    problem = ""
+    try:
+        config = TransferConfig.load()
+    except ConfigError as error:
+        config, problem = TransferConfig(), f"the configuration cannot be used: {error}"
+    drivers = examine_drivers(config)
     broken = [*driver_plugins().broken, *load_plugins(CLI_GROUP).broken]
-    remedy = ""
-    if not drivers:
-        remedy = f"no driver is installed, so nothing can be moved; try: {INSTALL}"
-    elif not any(status.usable for status in drivers):
-        remedy = f"none of the installed drivers can be used here; their reasons are above, or try: {INSTALL}"
-    elif broken:
-        remedy = "reinstall or remove the packages whose plugins are broken"
+    remedy = problem or _remedy(drivers, broken)
     return Report(not remedy, remedy, _versions(), drivers, broken, machine_limits())
+
+
+def _remedy(drivers: list[DriverStatus], broken: list[BrokenPlugin]) -> str:
+    if not drivers:
+        return f"no driver is installed, so nothing can be moved; try: {INSTALL}"
+    if not any(status.usable for status in drivers):
+        return f"none of the installed drivers can be used here; their reasons are above, or try: {INSTALL}"
+    return "reinstall or remove the packages whose plugins are broken" if broken else ""
 
 
 def doctor(
@@ -61,8 +74,8 @@ def doctor(
 ) -> None:
     """Show every driver, usable or the exact reason why not, and the limits of this machine.
 
-    Changes nothing. Ends with exit status 0 when at least one driver can be used and no plugin is broken,
-    else with 1. Limits never change the exit status.
+    Changes nothing. Ends with exit status 0 when the configuration and at least one driver can be used and
+    no plugin is broken, else with 1. Limits never change the exit status.
     """
     report = examine()
     if json:

@@ -57,6 +57,8 @@ def serve(
         token = _read_token(token_file)
         if bool(tls_cert) != bool(tls_key) or (tls_client_ca and not tls_cert):
             raise ConfigError("TLS needs both --tls-cert and --tls-key")
+        if not 0 <= port <= 65535:
+            raise ConfigError(f"--port {port} is outside 0..65535; use 0 for any free port")
         tls = ServerTls(tls_cert, tls_key, tls_client_ca) if tls_cert else None
         server = MetadataServer(host, port, token=token, tls=tls)
         if not (token or tls_client_ca or host.startswith(LOOPBACK)):

@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mooncake_transfer._errors import TransferError
+from mooncake_transfer._address import split_address
+from mooncake_transfer._errors import ConfigError, TransferError
 from mooncake_transfer.beacon import engines_here
 from mooncake_transfer.cli.visitor import visitor_config
 from mooncake_transfer.engine import TransferEngine
@@ -65,7 +66,13 @@ def top(
         _print_line(errors, "mooncake top: --json needs --once")
         raise typer.Exit(WRONG_USE)
     try:
-        engine = TransferEngine(visitor_config())
+        config = visitor_config()
+        _check_addresses(addresses or [], config.registry)
+    except ConfigError as error:
+        _print_line(errors, f"mooncake top: {error}")
+        raise typer.Exit(WRONG_USE) from None
+    try:
+        engine = TransferEngine(config)
     except TransferError as error:
         _print_line(errors, f"mooncake top: no engine to ask from: {error}")
         raise typer.Exit(WRONG_USE) from None
@@ -84,6 +91,13 @@ def top(
     else:
         console.print(render(views))
     raise typer.Exit(FAILED if any(view.failure for view in views) else 0)
+
+
+def _check_addresses(addresses: Sequence[str], registry: str) -> None:
+    """Raise ConfigError for what no look can ever reach. With a registry, a name is as good."""
+    for address in addresses:
+        if ":" in address or not registry:
+            split_address(address)
 
 
 class _Watch:

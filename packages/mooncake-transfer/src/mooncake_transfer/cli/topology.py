@@ -27,7 +27,7 @@ def topology(
         if svg:
             svg.write_text(found.render_svg())
     except (ConfigError, OSError) as error:
-        Console(stderr=True).print(str(error), style="red", markup=False)
+        Console(stderr=True, soft_wrap=True).print(str(error), style="red", markup=False)
         raise typer.Exit(2) from None
     if json or not svg:
         text = found.to_json() + "\n" if json else found.render_text()

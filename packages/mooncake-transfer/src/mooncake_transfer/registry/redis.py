@@ -14,7 +14,7 @@ from redis.retry import Retry
 from mooncake_transfer._errors import ConfigError, RegistryUnavailable
 from mooncake_transfer.registry.url import RegistryUrl, parse_url
 
-__all__ = ["RedisRegistry", "open_redis"]
+__all__ = ["DEFAULT_PORT", "RedisRegistry", "open_redis", "redis_client"]
 
 DEFAULT_PORT = 6379
 BATCH = 500
@@ -43,28 +43,33 @@ end
 Result = TypeVar("Result")
 
 
+def redis_client(url: RegistryUrl, database: int, timeout_s: float) -> redis.Redis:
+    """A client that tries once, and whose every wait ends after ``timeout_s``."""
+    host, port = url.endpoints[0]
+    options: dict[str, Any] = {}
+    if url.context is not None:
+        files = {f"ssl_{option}": url.tls.get(name) for name, option in TLS_FILES.items()}
+        options = {"ssl": True, **files}
+    return redis.Redis(
+        host,
+        port,
+        database,
+        username=url.username or None,
+        password=url.password or None,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 0),
+        **options,
+    )
+
+
 class RedisRegistry:
     """Entries as keys of a Redis database. See ``Registry``. Values must not be empty."""
 
     def __init__(self, url: RegistryUrl, database: int, timeout_s: float) -> None:
         self.where = url.where
         self._interrupted = False
-        host, port = url.endpoints[0]
-        options: dict[str, Any] = {}
-        if url.context is not None:
-            files = {f"ssl_{option}": url.tls.get(name) for name, option in TLS_FILES.items()}
-            options = {"ssl": True, **files}
-        self._redis = redis.Redis(
-            host,
-            port,
-            database,
-            username=url.username or None,
-            password=url.password or None,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            **options,
-        )
+        self._redis = redis_client(url, database, timeout_s)
         self._replace = self._redis.register_script(REPLACE)
         self._renew = self._redis.register_script(RENEW)
         self._remove = self._redis.register_script(REMOVE)

@@ -43,6 +43,7 @@ class NetworkPair:
     Attributes:
         addresses: of the two ends.
         carried_bytes: what the wire has taken from both ends, headers and lost packets among it.
+        lost_packets: how many of them did not arrive, as ``wire(loss=...)`` or ``cut()`` wants it.
     """
 
     addresses = ("198.18.0.1", "198.18.0.2")  # set apart for tests of networks (RFC 2544)
@@ -51,7 +52,7 @@ class NetworkPair:
         """Make them. Raises NetworkUnavailable. ``seed``: which packets a lossy wire loses."""
         self._names = tuple(f"mc{os.getpid()}-{end}" for end in "ab")
         self._delay_s = self._loss = 0.0
-        self.carried_bytes = 0
+        self.carried_bytes = self.lost_packets = 0
         self._up = True
         self._random = random.Random(seed)
         self._lock = threading.Lock()
@@ -135,7 +136,9 @@ class NetworkPair:
                         packet = os.read(key.fd, PACKET_BYTES)
                         number += 1
                         self.carried_bytes += len(packet)
-                        if (due_s := self._due_s()) is not None:
+                        if (due_s := self._due_s()) is None:
+                            self.lost_packets += 1
+                        else:
                             heapq.heappush(under_way, (due_s, number, key.data, packet))
                 while under_way and under_way[0][0] <= time.monotonic():
                     _, _, where, packet = heapq.heappop(under_way)

@@ -17,6 +17,8 @@ from types import TracebackType
 from typing import NamedTuple
 from urllib.parse import quote
 
+import pytest
+
 from mooncake_transfer.errors import RegistryUnavailable
 from mooncake_transfer.registry import open_registry
 
@@ -24,12 +26,16 @@ __all__ = [
     "SERVERS",
     "RegistryServer",
     "TlsFiles",
+    "etcd_members",
     "etcd_server",
     "find_program",
     "free_port",
     "metadata_server",
     "redis_server",
+    "skip_without_program",
 ]
+
+PROGRAMS = {"etcd": "etcd", "redis": "redis-server"}
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
@@ -67,10 +73,14 @@ class RegistryServer:
         self._prepare = prepare
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start with no entries, and return when it answers. Raises TimeoutError with its log."""
-        shutil.rmtree(self._data, ignore_errors=True)
-        self._data.mkdir(parents=True)
+    def start(self, *, fresh: bool = True) -> None:
+        """Start with no entries, or with those it has on disk, and return when it answers.
+
+        Raises TimeoutError with its log.
+        """
+        if fresh:
+            shutil.rmtree(self._data, ignore_errors=True)
+            self._data.mkdir(parents=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *self._command],
@@ -143,6 +153,18 @@ def find_program(name: str) -> str:
     return found
 
 
+def skip_without_program(kind: str, *, required: bool) -> None:
+    """Skip a test where the server of this kind is not installed; raise where it is ``required`` (in CI)."""
+    if kind not in PROGRAMS:
+        return
+    try:
+        find_program(PROGRAMS[kind])
+    except FileNotFoundError as error:
+        if required:
+            raise
+        pytest.skip(str(error))
+
+
 def free_port() -> int:
     """A port of 127.0.0.1 that nothing listens on now."""
     with socket.socket() as probe:
@@ -203,6 +225,21 @@ def etcd_server(folder: Path, *, password: str = "", tls: TlsFiles | None = None
     if not password:
         return RegistryServer(url, command, folder)
     return RegistryServer(url, command, folder, lambda: _ask_for_passwords(port, password))
+
+
+def etcd_members(folder: Path, count: int = 3) -> list[RegistryServer]:
+    """The members of one etcd cluster, to be started at the same time: each waits for a majority."""
+    peers = {f"member{number}": free_port() for number in range(count)}
+    everyone = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in peers.items())
+    members = []
+    for name, peer_port in peers.items():
+        port, peer = free_port(), f"http://127.0.0.1:{peer_port}"
+        command = [find_program("etcd"), "--name", name, "--data-dir", ".", "--initial-cluster", everyone]
+        command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--log-level", "warn"]
+        command += ["--listen-client-urls", f"http://127.0.0.1:{port}"]
+        command += ["--advertise-client-urls", f"http://127.0.0.1:{port}"]
+        members.append(RegistryServer(_url("etcd", "", port, None), command, folder / name))
+    return members
 
 
 def _ask_for_passwords(port: int, password: str) -> None:

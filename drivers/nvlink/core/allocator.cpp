@@ -1,0 +1,156 @@
+#include "allocator.hpp"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "cuda.hpp"
+#include "library.hpp"
+
+namespace mooncake::nvlink {
+namespace {
+
+struct Allocations {
+  std::mutex mutex;
+  const Cuda* cuda = nullptr;
+  std::map<CUdeviceptr, size_t> mapped;  // bytes by address
+  std::string failure;
+};
+
+Allocations& allocations() {
+  static auto* all = new Allocations;  // torch frees until the very end
+  return *all;
+}
+
+// The primary context of a device, current while this lives.
+class CurrentDevice {
+ public:
+  CurrentDevice(const Cuda& cuda, int device) : cuda_(cuda) {
+    status_ = cuda.check(cuda.cuDeviceGet(&device_, device), "cuDeviceGet");
+    CUcontext context = nullptr;
+    if (status_.ok())
+      status_ = cuda.check(cuda.cuDevicePrimaryCtxRetain(&context, device_), "cuDevicePrimaryCtxRetain");
+    if (!status_.ok()) return;
+    retained_ = true;
+    status_ = cuda.check(cuda.cuCtxPushCurrent(context), "cuCtxPushCurrent");
+    pushed_ = status_.ok();
+  }
+  ~CurrentDevice() {
+    CUcontext popped = nullptr;
+    if (pushed_) cuda_.cuCtxPopCurrent(&popped);
+    if (retained_) cuda_.cuDevicePrimaryCtxRelease(device_);
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  const Cuda& cuda_;
+  CUdevice device_ = 0;
+  bool retained_ = false, pushed_ = false;
+  Status status_;
+};
+
+// Fabric handles too where the machine has them; a descriptor does for peers of the host.
+Status create(const Cuda& cuda, size_t bytes, CUmemAllocationProp about,
+              CUmemGenericAllocationHandle* handle) {
+  constexpr int kBoth = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC;
+  for (int types : {kBoth, int{CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR}}) {
+    about.requestedHandleTypes = types;
+    CUresult result = cuda.cuMemCreate(handle, bytes, &about, 0);
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY || types != kBoth)
+      return cuda.check(result, "cuMemCreate");
+  }
+  return {};
+}
+
+// Makes it usable by every GPU that reaches it.
+Status open_to_all(const Cuda& cuda, CUdeviceptr address, size_t bytes, int owner) {
+  for (int device = 0; device < cuda.devices; ++device) {
+    int reaches = device == owner;
+    if (!reaches && cuda.cuDeviceCanAccessPeer(&reaches, device, owner) != CUDA_SUCCESS) continue;
+    if (!reaches) continue;
+    CUmemAccessDesc who{{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    Status status = cuda.check(cuda.cuMemSetAccess(address, bytes, &who, 1), "cuMemSetAccess");
+    if (!status.ok() && device == owner) return status;
+  }
+  return {};
+}
+
+Status map(const Cuda& cuda, size_t bytes, int device, CUmemGenericAllocationHandle handle,
+           CUdeviceptr* address) {
+  Status status = cuda.check(cuda.cuMemAddressReserve(address, bytes, 0, 0, 0), "cuMemAddressReserve");
+  if (!status.ok()) return status;
+  status = cuda.check(cuda.cuMemMap(*address, bytes, 0, handle, 0), "cuMemMap");
+  if (status.ok()) {
+    status = open_to_all(cuda, *address, bytes, device);
+    if (status.ok()) return {};
+    cuda.cuMemUnmap(*address, bytes);
+  }
+  cuda.cuMemAddressFree(*address, bytes);
+  return status;
+}
+
+Status allocate(const Cuda& cuda, size_t nbytes, int device, CUdeviceptr* address, size_t* bytes) {
+  CurrentDevice current(cuda, device);
+  if (!current.status().ok()) return current.status();
+  CUmemAllocationProp about{};
+  about.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  about.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  about.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  size_t unit = 0;
+  Status status =
+      cuda.check(cuda.cuMemGetAllocationGranularity(&unit, &about, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+                 "cuMemGetAllocationGranularity");
+  if (!status.ok()) return status;
+  *bytes = (nbytes + unit - 1) / unit * unit;
+  CUmemGenericAllocationHandle handle = 0;
+  status = create(cuda, *bytes, about, &handle);
+  if (!status.ok()) return status;
+  status = map(cuda, *bytes, device, handle, address);
+  cuda.cuMemRelease(handle);  // the mapping keeps it
+  return status;
+}
+
+}  // namespace
+
+Status prepare_allocator(const std::string& path) {
+  Allocations& all = allocations();
+  std::lock_guard lock(all.mutex);
+  return all.cuda != nullptr ? Status{} : Cuda::load(path, all.cuda);
+}
+
+std::string allocation_failure() {
+  std::lock_guard lock(allocations().mutex);
+  return allocations().failure;
+}
+
+}  // namespace mooncake::nvlink
+
+using namespace mooncake::nvlink;
+
+void* mooncake_cuda_malloc(size_t nbytes, int device, void*) {
+  auto& all = allocations();
+  std::lock_guard lock(all.mutex);
+  if (all.cuda == nullptr || nbytes == 0) return nullptr;
+  CUdeviceptr address = 0;
+  size_t bytes = 0;
+  Status status = allocate(*all.cuda, nbytes, device, &address, &bytes);
+  all.failure = status.reason;
+  if (!status.ok()) return nullptr;
+  all.mapped.emplace(address, bytes);
+  return reinterpret_cast<void*>(address);
+}
+
+void mooncake_cuda_free(void* memory, size_t, int device, void*) {
+  auto& all = allocations();
+  std::lock_guard lock(all.mutex);
+  auto found = all.mapped.find(reinterpret_cast<CUdeviceptr>(memory));
+  if (found == all.mapped.end()) return;
+  // As cudaFree does, which callers count on: what is queued may still use it.
+  CurrentDevice current(*all.cuda, device);
+  if (current.status().ok()) all.cuda->cuCtxSynchronize();
+  all.cuda->cuMemUnmap(found->first, found->second);
+  all.cuda->cuMemAddressFree(found->first, found->second);
+  all.mapped.erase(found);
+}

@@ -1,0 +1,13 @@
+// Digests of keys: xxh3-128 with seed 0, by the specification of xxHash (doc/xxhash_spec.md of that
+// project), for what is at least 17 bytes long. The tests compare it with the xxhash package.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mooncake::store {
+
+// 16 bytes in the canonical order to `digest`.
+void xxh3_128(const uint8_t* bytes, size_t length, uint8_t* digest);
+
+}  // namespace mooncake::store

@@ -1,0 +1,56 @@
+"""Objects come back from the ledgers of their owners after a master was lost."""
+
+from __future__ import annotations
+
+import logging
+
+from mooncake_store import protocol
+from mooncake_store.master.context import Group, Handler, MasterContext
+from mooncake_store.master.members import Member
+from mooncake_store.protocol import Reply, Request
+
+__all__ = ["Adoption"]
+
+log = logging.getLogger(__name__)
+
+
+class Adoption(Group):
+    """Adopt."""
+
+    def __init__(self, context: MasterContext) -> None:
+        super().__init__(context)
+        self._adopted = 0
+
+    def handlers(self) -> dict[type[Request], Handler]:
+        """See Group."""
+        return {protocol.Adopt: self._adopt}
+
+    def on_tick(self, now_s: float) -> None:
+        """An owner that has not come by now is taken for dead: objects do not wait for its word any more."""
+        end_s = self.context.adoption_ends_s
+        if end_s is not None and now_s >= end_s:
+            self.context.adoption_ends_s = None
+            self.context.map.end_adoption()
+
+    def next_deadline_s(self) -> float | None:
+        """See Group."""
+        return self.context.adoption_ends_s
+
+    def numbers(self) -> dict[str, int]:
+        """See Group."""
+        return {"adopted": self._adopted}
+
+    def _adopt(self, request: protocol.Adopt, member: Member, now_s: float) -> Reply:
+        if not member.adopting:
+            return protocol.Stale(
+                epoch=self.context.epoch, reason="the segment was not mounted to be adopted"
+            )
+        adopted, waiting, refused = self.context.map.adopt(member.segment, request.frames, now_s)
+        self._adopted += adopted
+        self.context.adoption_ends_s = now_s + self.context.config.client_ttl_s
+        member.adopted += adopted
+        if request.last:
+            member.adopting = False
+            self.context.map.open_segment(member.segment, not member.draining)
+            log.info("adopted client=%016x objects=%d", member.client, member.adopted)
+        return protocol.Adopted(adopted=adopted, waiting=waiting, refused=refused)

@@ -1,0 +1,85 @@
+"""What one client of the store has done."""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+
+from mooncake_store.telemetry.latency import Latencies, Latency
+
+__all__ = ["ClientCounters", "ClientNumbers"]
+
+
+class ClientNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of one client, since it was opened.
+
+    Attributes:
+        hits: keys whose values were found and read whole.
+        misses: keys asked for that were not there, or were lost while they were read.
+        read_bytes: bytes moved from segments.
+        stored: values stored.
+        kept: values not stored because their key was taken.
+        refused: values not stored because there was no room.
+        failed: values whose bytes could not be moved, or whose reservation was lost.
+        written_bytes: bytes of the values stored.
+        calls: how long calls took: ``get`` and ``put`` from their first question to the master to the end of
+            the last answer, and each question to the master by its name (``master.Locate``).
+    """
+
+    hits: int
+    misses: int
+    read_bytes: int
+    stored: int
+    kept: int
+    refused: int
+    failed: int
+    written_bytes: int
+    calls: dict[str, Latency]
+
+
+class ClientCounters:
+    """Counts for one client. Thread-safe."""
+
+    def __init__(self) -> None:
+        # A buffer of a value may be collected anywhere, in here, too, and then counts its read.
+        self._lock = threading.RLock()
+        self._latencies = Latencies()
+        self._hits = self._misses = self._read_bytes = 0
+        self._stored = self._kept = self._refused = self._failed = self._written_bytes = 0
+
+    def observe(self, call: str, seconds: float, *, failed: bool = False) -> None:
+        """A call has ended."""
+        with self._lock:
+            self._latencies.observe(call, seconds, failed=failed)
+
+    def read(self, hits: int, misses: int, nbytes: int) -> None:
+        """A batch was read."""
+        with self._lock:
+            self._hits += hits
+            self._misses += misses
+            self._read_bytes += nbytes
+
+    def wrote(self, *, stored: int, kept: int, refused: int, failed: int, nbytes: int) -> None:
+        """A batch was put."""
+        with self._lock:
+            self._stored += stored
+            self._kept += kept
+            self._refused += refused
+            self._failed += failed
+            self._written_bytes += nbytes
+
+    def numbers(self) -> ClientNumbers:
+        """Everything counted so far."""
+        with self._lock:
+            return ClientNumbers(
+                hits=self._hits,
+                misses=self._misses,
+                read_bytes=self._read_bytes,
+                stored=self._stored,
+                kept=self._kept,
+                refused=self._refused,
+                failed=self._failed,
+                written_bytes=self._written_bytes,
+                calls=self._latencies.snapshot(),
+            )

@@ -1,0 +1,6 @@
+"""Torch tensors in the store, whole or in shards: see :class:`TensorStore`. Needs torch."""
+
+from mooncake_store.tensors.boxes import Shard
+from mooncake_store.tensors.store import TensorStore
+
+__all__ = ["Shard", "TensorStore"]

@@ -1,0 +1,63 @@
+"""One value, read piece by piece under one lease."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mooncake_store._errors import KeyNotFound
+from mooncake_store.keys import Key
+from mooncake_store.local_memory import Staged, StagingBuffers
+from mooncake_store.own_segment import Bytes
+from mooncake_store.parts import READ, as_parts, require_inside
+from mooncake_store.reader import Reading
+
+__all__ = ["ValueReader"]
+
+
+class ValueReader:
+    """A value whose bytes stay where they are until :meth:`close`. For one thread at a time.
+
+    What was read is known to be right only when ``close()`` has returned without an error.
+
+    Attributes:
+        nbytes: its size.
+    """
+
+    def __init__(self, key: Key, reading: Reading, staging: StagingBuffers) -> None:
+        """Take the lease. Raises KeyNotFound, KeyInvalid."""
+        self._key, self._reading, self._staging = key, reading, staging
+        reading.__enter__()
+        self._open = True
+        if not reading.found[0]:
+            self._end()
+            raise KeyNotFound(
+                f"key {key!r:.80} is not in the store: never put, evicted, or lost with its owner"
+            )
+        self.nbytes = int(reading.sizes[0])
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """``nbytes`` from ``start`` on. Raises SizeMismatch when the value ends before."""
+        value: Bytes = np.empty(nbytes, dtype=np.uint8)
+        parts, _ = as_parts([[0, start, 0, nbytes]], READ, 1, nbytes)
+        require_inside(parts, self._reading.found, self._reading.sizes, [str(self._key).encode()])
+        with Staged(value, self._staging, holds_data=False) as memory:
+            self._reading.fetch_parts(memory, parts)
+        return value.tobytes()
+
+    def close(self) -> None:
+        """End the lease. Raises KeyNotFound when it did not hold until now: what was read is void then."""
+        if self._end() and not self._reading.good[0]:
+            raise KeyNotFound(
+                f"key {self._key!r:.80} was lost with its owner or its master while it was being read; what "
+                f"was read is void"
+            )
+
+    def give_up(self) -> None:
+        """End the lease; nobody wants to know whether what was read is right. Safe to call at any time."""
+        self._end()
+
+    def _end(self) -> bool:
+        was_open, self._open = self._open, False
+        if was_open:
+            self._reading.__exit__(None, None, None)
+        return was_open

@@ -1,0 +1,127 @@
+"""Waits that end before the transfer say what they waited for: peer, rail and cause."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mooncake_transfer import Caller, Transfer, TransferEngine
+from mooncake_transfer.errors import CallTimeout, ConfigError, TransferCancelled, TransferTimeout
+from mooncake_transfer.testing.fake import FakeDevice, FakeFabric
+
+DEADLINE_S = 20.0
+CAUSE = r"write to region 'kv' of {peer} did not finish within {s} s: 0 of 4096 bytes were moved, .*fake"
+
+
+class Stuck:
+    """A peer whose device moves nothing until it is thawed."""
+
+    def __init__(self, device: FakeDevice, near: TransferEngine, far: TransferEngine) -> None:
+        self.device, self.near, self.far = device, near, far
+        self.local = near.allocate(4096)
+        self.remote = near.import_region(far.allocate(4096, name="kv").descriptor())
+        device.freeze()
+
+    def write(self) -> Transfer:
+        return self.near.write(self.local, self.remote, [[0, 0, 4096]])
+
+    def cause(self, within: str) -> str:
+        return CAUSE.format(peer=self.far.address, s=within)
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    with (
+        FakeFabric() as fabric,
+        TransferEngine(fabric.config("near")) as near,
+        TransferEngine(fabric.config("far")) as far,
+    ):
+        stuck = Stuck(fabric.device("near"), near, far)
+        yield stuck
+        stuck.device.thaw()
+
+
+@pytest.mark.parametrize("ask", [lambda f: f.result(0.05), lambda f: f.exception(0.05)])
+def test_a_future_that_is_not_done_says_what_it_waits_for(
+    stuck: Stuck, ask: Callable[[concurrent.futures.Future[None]], None]
+) -> None:
+    transfer = stuck.write()
+    future = transfer.future()
+    with pytest.raises(TransferTimeout, match=stuck.cause("0.05")) as caught:
+        ask(future)
+    assert isinstance(caught.value, TimeoutError)
+    assert transfer.state == "running", "only the wait has ended"
+    stuck.device.thaw()
+    assert future.result(DEADLINE_S) is None
+    assert future.exception(DEADLINE_S) is None
+    assert transfer.done()
+
+
+def test_a_future_gives_how_the_transfer_ended(stuck: Stuck) -> None:
+    transfer = stuck.write()
+    future = transfer.future()
+    transfer.cancel()
+    with pytest.raises(TransferCancelled):
+        future.result(DEADLINE_S)
+    late = stuck.near.write(stuck.local, stuck.remote, [[0, 0, 4096]], deadline_s=0.05).future()
+    with pytest.raises(TransferTimeout, match="deadline"):
+        late.result(DEADLINE_S)
+
+
+def test_a_future_s_wait_that_is_no_time_is_refused(stuck: Stuck) -> None:
+    with pytest.raises(ConfigError, match="timeout is 'soon'"):
+        stuck.write().future().result("soon")  # type: ignore[arg-type]
+
+
+def test_a_timed_await_raises_what_a_timed_wait_does(stuck: Stuck) -> None:
+    transfer = stuck.write()
+
+    async def wait() -> None:
+        await transfer.wait_async(timeout_s=0.05)
+
+    with pytest.raises(TransferTimeout, match=stuck.cause("0.05")):
+        asyncio.run(wait())
+    assert transfer.state == "timed out"
+
+
+def test_what_asyncio_s_own_timeout_cut_off_is_in_its_cause(stuck: Stuck) -> None:
+    transfer = stuck.write()
+
+    async def wait() -> None:
+        await asyncio.wait_for(transfer, 0.05)
+
+    with pytest.raises(asyncio.TimeoutError) as caught:
+        asyncio.run(wait())
+    causes = []
+    error: BaseException | None = caught.value
+    while error is not None:
+        causes.append(str(error))
+        error = error.__cause__ or error.__context__
+    assert any(stuck.far.address in cause and "fake" in cause for cause in causes), causes
+    with pytest.raises(TransferCancelled):
+        transfer.wait(DEADLINE_S)
+
+
+def test_a_slow_handler_of_a_living_peer_is_no_unreachable_peer(stuck: Stuck) -> None:
+    over = threading.Event()
+
+    def answer(payload: bytes, caller: Caller) -> bytes:
+        over.wait(DEADLINE_S)
+        return payload
+
+    stuck.far.serve("slow", answer)
+    peer = stuck.near.connect(stuck.far.address)
+    try:
+        with pytest.raises(
+            CallTimeout,
+            match=rf"calling 'slow' of {stuck.far.address} \(at most 0\.05 s\).*no answer in time",
+        ):
+            peer.call("slow", timeout_s=0.05)
+        assert peer.alive
+    finally:
+        over.set()
+    assert peer.call("slow", b"x", timeout_s=DEADLINE_S) == b"x"
