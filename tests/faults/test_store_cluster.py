@@ -21,6 +21,7 @@ from mooncake_store.policy import PutPolicy
 from mooncake_store.testing.processes import StoreProcess
 from mooncake_transfer import TransferEngine
 from mooncake_transfer.testing.registry_servers import etcd_server
+from mooncake_transfer.testing.stopping import stop_process
 
 KIB = 1 << 10
 DEADLINE_S = 60.0
@@ -158,7 +159,7 @@ def test_no_reader_sees_wrong_bytes_whoever_is_killed_or_stopped(cluster: Cluste
     assert cluster.leader() == first
     # The leader, stopped: another one leads, and the old one finds that out when it goes on.
     stopped = cluster.masters[first.address].process
-    stopped.send_signal(signal.SIGSTOP)
+    stop_process(stopped.pid)
     wait_until(lambda: (now := cluster.leader()) is not None and now.epoch > first.epoch, "a second leader")
     wait_until(load.progress(), "load with the second leader")
     stopped.send_signal(signal.SIGCONT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from typing import Any
 
 import pytest
 from driver_table import OK, READ, REFUSED, UNREACHABLE, UNSUPPORTED, WRITE, Endpoint, Failed, Op
+
+from mooncake_transfer.testing.stopping import stopped_process
 
 NBYTES = 16 << 20
 REGION, KEY = 7, bytes(range(16))
@@ -49,16 +50,6 @@ def reacher() -> Iterator[Reacher]:
     reacher.close()
 
 
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, pid, os.WSTOPPED)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 @both_kinds
 def test_a_connection_comes_back_after_its_peer_was_stopped_for_too_long(
     reacher: Reacher, endpoint_process: StartProcess, shareable: bool
@@ -66,7 +57,7 @@ def test_a_connection_comes_back_after_its_peer_was_stopped_for_too_long(
     process = endpoint_process(NBYTES, shareable=shareable)
     names = reacher.reach(process)
     assert reacher.run(names) == (OK, "")
-    with stopped(process.pid):
+    with stopped_process(process.pid):
         asking = dict(names, remote=reacher.endpoint.import_key(names["connection"], 8, KEY, NBYTES))
         status, reason = reacher.run(asking)
         assert (status, "did not answer in time" in reason) == (UNREACHABLE, True)
@@ -84,7 +75,7 @@ def test_what_was_mapped_is_read_while_its_owner_is_stopped(
     names = reacher.reach(process)
     assert process.do("fill 9") == "done"
     assert reacher.run(names)[0] == OK
-    with stopped(process.pid):
+    with stopped_process(process.pid):
         assert reacher.run(names, length=NBYTES) == (OK, "")
     assert reacher.bytes[NBYTES - 1] == 9
 
@@ -143,7 +134,7 @@ def test_a_region_is_given_back_once_its_stopped_writer_goes_on(endpoint_process
         process = endpoint_process(NBYTES)
         write_for_ever(process, owner, 3)
         # Whether the signal catches it inside a copy, so that the call has to give up, is left to chance.
-        with stopped(process.pid), contextlib.suppress(Failed):
+        with stopped_process(process.pid), contextlib.suppress(Failed):
             owner.deregister(region, 0.05)
             region = 0
         if region:

@@ -1,10 +1,7 @@
 """Processes that die, hang, restart, or were never there."""
 
-import os
-import signal
 import socket
 import time
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,6 +11,7 @@ from mooncake_store import Master, Store, errors, protocol
 from mooncake_store.local_memory import Registered
 from mooncake_store.mover import Layout
 from mooncake_transfer import Transfer
+from mooncake_transfer.testing.stopping import stopped_process
 
 KIB, MIB = 1 << 10, 1 << 20
 DRIVERS = pytest.mark.parametrize("driver", ["shm", "tcp"])
@@ -206,22 +204,14 @@ def _fails_with(kind, call):
     return False
 
 
-def _state(pid):
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 def test_a_master_that_hangs_does_not_hang_its_clients(world, eventually, settings, fast):
     master = world.child(role="master", config=settings)
     store = world.store(world.engine(), master.info["address"], lend=MIB)
     store.put("k", b"1")
-    os.kill(master.process.pid, signal.SIGSTOP)
-    try:
-        eventually(lambda: _state(master.process.pid) == "T")
+    with stopped_process(master.process.pid):
         took_s = seconds(lambda: _fails_with(errors.MasterUnreachable, lambda: store.get("k")))
         assert took_s < 2 * fast.call_timeout_s
         assert seconds(lambda: _fails_with(errors.MasterUnreachable, lambda: store.get("k"))) < 1.5
-    finally:
-        os.kill(master.process.pid, signal.SIGCONT)
     eventually(lambda: not _fails_with(errors.MasterUnreachable, store.stats))
     store.put("k", b"2", if_exists="replace")
     assert store.get("k") == b"2"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from mooncake_store.parts import SEGMENT
 from mooncake_store.time_budget import SLOWEST_BYTES_PER_S, TimeBudget
 from mooncake_transfer import TransferEngine
 from mooncake_transfer.testing.fake import FakeFabric
+from mooncake_transfer.testing.stopping import stopped_process
 
 KIB, MIB = 1 << 10, 1 << 20
 NBYTES = 100 * KIB
@@ -216,15 +216,6 @@ def test_what_moves_ends_when_the_master_says_that_the_segment_is_gone(
     assert client.get("1") == content(b"1", 1, NBYTES)
 
 
-@contextmanager
-def stopped(child: Any) -> Iterator[None]:
-    child.process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        child.process.send_signal(signal.SIGCONT)
-
-
 class Processes:
     """A store with its master, and an owner in a process of its own; clients are of one engine."""
 
@@ -256,7 +247,7 @@ def test_a_stopped_process_is_a_miss_in_time_and_a_place_for_nothing(
     there.client.put("k", value)
     hasty = there.another(transfer_timeout_s=0.3)
     began_s = time.monotonic()
-    with stopped(there.owner):
+    with stopped_process(there.owner.process.pid):
         with pytest.raises(errors.KeyNotFound):
             hasty.get("k")
         with pytest.raises(errors.PutFailed, match="did not finish within"):
@@ -271,7 +262,7 @@ def test_a_read_of_a_stopped_process_ends_when_the_master_has_given_it_up(
     there = processes("tcp", ttl_s=2.0)
     there.client.put("k", content(b"k", 1, NBYTES))
     began_s = time.monotonic()
-    with stopped(there.owner), pytest.raises(errors.KeyNotFound):
+    with stopped_process(there.owner.process.pid), pytest.raises(errors.KeyNotFound):
         there.client.get("k")
     assert time.monotonic() - began_s < LONG_S
 
@@ -281,7 +272,7 @@ def test_memory_mapped_from_a_stopped_process_is_read_and_written(
 ) -> None:
     there, value = processes("shm"), content(b"k", 1, NBYTES)
     there.client.put("k", value)
-    with stopped(there.owner):
+    with stopped_process(there.owner.process.pid):
         assert there.client.get("k") == value
         there.client.put("other", value)
         assert there.client.get("other") == value

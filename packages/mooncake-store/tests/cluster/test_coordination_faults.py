@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,6 +18,7 @@ from mooncake_store.cluster import open_coordination
 from mooncake_store.cluster.candidate import Candidate
 from mooncake_store.cluster.master import ClusterMaster
 from mooncake_transfer.testing.registry_servers import RegistryServer, etcd_members
+from mooncake_transfer.testing.stopping import stopped_process
 
 MIB = 1 << 20
 LONG_S = 30.0
@@ -182,16 +181,13 @@ def test_a_master_that_was_stopped_for_longer_than_its_term_answers_nobody_when_
     assert first is not None
     stopped = children[first.address].process
     direct = world.engine().connect(first.address)  # a client that is late to notice
-    os.kill(stopped.pid, signal.SIGSTOP)
-    try:
+    with stopped_process(stopped.pid):
         second = eventually(
             lambda: (now := coordination.leader()) and now.epoch > first.epoch and now, LONG_S
         )
         assert second.address != first.address
         eventually(lambda: answers(store.stats), LONG_S)
         store.put("k", b"2", if_exists="replace")
-    finally:
-        os.kill(stopped.pid, signal.SIGCONT)
     with pytest.raises(Exception, match="MasterNotLeading"):
         direct.call("store.v1", msgspec.msgpack.encode(["Mount", 5, 0, b""]), timeout_s=LONG_S)
     assert store.get("k") == b"2"

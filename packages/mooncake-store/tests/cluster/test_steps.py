@@ -16,6 +16,7 @@ import pytest
 
 from mooncake_store import Store, StoreConfig, errors
 from mooncake_store.cluster import Coordination
+from mooncake_transfer.testing.stopping import stop_process, stopped_process
 
 LONG_S = 40.0
 NBYTES = 200_000
@@ -178,9 +179,7 @@ def test_a_process_stopped_at_any_step_of_a_put_or_get_that_goes_on_later(
         with ExitStack() as stack:
 
             def stop(stack: ExitStack = stack) -> None:
-                stopped = cluster.process(victim)
-                stopped.send_signal(signal.SIGSTOP)
-                stack.callback(stopped.send_signal, signal.SIGCONT)
+                stack.enter_context(stopped_process(cluster.process(victim).pid))
 
             with before(store, step, stop) as done:
                 got = attempt(partial(store.put, key, value) if putting else partial(store.get, key))
@@ -208,7 +207,10 @@ def test_a_client_killed_or_stopped_at_any_step_of_a_put_or_get(
         assert (
             child.ask(do="wait_before", step=step, putting=putting, key=key, nbytes=NBYTES)["result"] == step
         )
-        child.process.send_signal(signal.SIGKILL if ends == "killed" else signal.SIGSTOP)
+        if ends == "killed":
+            child.process.kill()
+        else:
+            stop_process(child.process.pid)
         world.stack.callback(child.process.send_signal, signal.SIGCONT)  # or it could not end
         # Somebody else wants the key, and may have it: nothing of the other is in the way for long.
         value = content(key.encode(), 2, NBYTES)

@@ -10,7 +10,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -19,12 +18,12 @@ import msgspec
 
 from mooncake_transfer import TransferConfig
 from mooncake_transfer.testing.owner import OwnedRegion
+from mooncake_transfer.testing.stopping import stop_process
 
 __all__ = ["PeerProcess", "PeerProcessError"]
 
 ANSWER_S = 30.0
 EXIT_S = 10.0
-STOP_POLL_S = 0.001
 
 
 class PeerProcessError(AssertionError):
@@ -137,12 +136,7 @@ class PeerProcess:
 
     def pause(self) -> None:
         """Stop it from running (SIGSTOP), all of its threads; its sockets and memory stay."""
-        os.kill(self.pid, signal.SIGSTOP)
-        until_s = time.monotonic() + EXIT_S
-        while os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is None:
-            if time.monotonic() > until_s:
-                raise PeerProcessError("", f"process {self.pid} did not stop within {EXIT_S:g} s")
-            time.sleep(STOP_POLL_S)
+        stop_process(self.pid)
 
     def resume(self) -> None:
         """Let it run again."""

@@ -21,6 +21,7 @@ import pytest
 
 from mooncake_transfer.errors import RegistryUnavailable
 from mooncake_transfer.registry import open_registry
+from mooncake_transfer.testing.stopping import stop_process
 
 __all__ = [
     "SERVERS",
@@ -120,7 +121,8 @@ class RegistryServer:
 
     def pause(self) -> None:
         """Stop it from answering; its connections stay."""
-        self._signal(signal.SIGSTOP)
+        assert self._process is not None, "it does not run"
+        stop_process(self._process.pid)
 
     def resume(self) -> None:
         """Let it answer again."""
