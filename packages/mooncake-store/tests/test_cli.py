@@ -12,8 +12,8 @@ MIB = 1 << 20
 
 @pytest.fixture
 def start(world):
-    def started(*arguments):
-        return world.stack.enter_context(StoreProcess("master", *arguments))
+    def started(*arguments, starts=True):
+        return world.stack.enter_context(StoreProcess("master", *arguments, starts=starts))
 
     return started
 
@@ -44,7 +44,7 @@ def test_the_master_dies_with_its_parent(start):
 def test_a_taken_port_is_an_error_that_names_it_and_ends_with_status_2(start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        master = start("--port", str(port))
+        master = start("--port", str(port), starts=False)
         status, said = master.wait()
     assert master.ready == {}
     assert status == 2, said
@@ -54,9 +54,9 @@ def test_a_taken_port_is_an_error_that_names_it_and_ends_with_status_2(start):
 
 
 def test_a_setting_that_cannot_work_is_refused_with_status_2(start):
-    status, said = start("--lease-ttl-s", "0").wait()
+    status, said = start("--lease-ttl-s", "0", starts=False).wait()
     assert status == 2, said
     assert "lease_ttl_s is 0.0" in said
-    status, said = start("--eviction", "magic").wait()
+    status, said = start("--eviction", "magic", starts=False).wait()
     assert status == 2, said
     assert "no eviction policy 'magic'" in said

@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 
 import httpx
 import pytest
@@ -13,6 +10,7 @@ from typer.testing import CliRunner
 
 from mooncake_store.cli import mooncake_cli
 from mooncake_store.commands.watching import render
+from mooncake_store.testing.processes import StoreProcess
 from mooncake_transfer.cli import build_app
 
 MIB = 1 << 20
@@ -179,55 +177,24 @@ def test_every_command_explains_itself():
         assert result.exit_code == 0
 
 
-class Process:
-    """A command that says when it is ready, and ends with its lifeline."""
-
-    def __init__(self, *arguments):
-        ready, ready_end = os.pipe()
-        lifeline_end, self.lifeline = os.pipe()
-        command = [sys.executable, "-m", "mooncake_transfer.cli", "store", *arguments]
-        command += ["--ready-fd", str(ready_end), "--lifeline-fd", str(lifeline_end)]
-        self.process = subprocess.Popen(command, pass_fds=(ready_end, lifeline_end))
-        os.close(ready_end)
-        os.close(lifeline_end)
-        with os.fdopen(ready) as pipe:
-            self.ready = json.loads(pipe.read())
-
-    def end(self):
-        self.process.terminate()
-        try:
-            return self.process.wait(20)
-        finally:
-            self.process.kill()
-            self.process.wait(20)
-            os.close(self.lifeline)
-
-
 def test_a_master_serves_http_and_so_does_a_gateway_elsewhere(tmp_path):
     (tmp_path / "token").write_text("secret\n")
-    master = Process("master", "--http-port", "0", "--http-token-file", str(tmp_path / "token"))
-    try:
+    with StoreProcess("master", "--http-port", "0", "--http-token-file", str(tmp_path / "token")) as master:
         answer = httpx.get(
             f"{master.ready['url']}/v1/stats", headers={"Authorization": "Bearer secret"}, timeout=20
         )
         assert answer.json()["objects"] == 0
         assert httpx.get(f"{master.ready['url']}/v1/stats", timeout=20).status_code == 401
         assert "Mooncake store" in httpx.get(master.ready["url"], timeout=20).text
-        gateway = Process("rest", "--master", master.ready["address"], "--port", "0")
-        try:
+        with StoreProcess("rest", "--master", master.address, "--port", "0") as gateway:
             health = httpx.get(f"{gateway.ready['url']}/health", timeout=20)
             assert health.json() == {"status": "ok"}
-        finally:
-            assert gateway.end() == 0
-        lend = ["--lend", "1M", "--metrics-port", "0", "--master", master.ready["address"]]
-        lend += ["--kv-events", "tcp://127.0.0.1:*"]
-        node = Process("node", *lend)
-        try:
+            assert gateway.end()[0] == 0
+        lend = ["--lend", "1M", "--metrics-port", "0", "--master", master.address]
+        with StoreProcess("node", *lend, "--kv-events", "tcp://127.0.0.1:*") as node:
             metrics = httpx.get(node.ready["metrics"], timeout=20).text
             assert "mooncake_store_client_hits_total" in metrics
             assert "mooncake_transfer_region_bytes" in metrics
             assert node.ready["kv_events"].startswith("tcp://127.0.0.1:")
-        finally:
-            assert node.end() == 0
-    finally:
-        assert master.end() == 0
+            assert node.end()[0] == 0
+        assert master.end()[0] == 0

@@ -23,8 +23,8 @@ def command() -> Iterator[Callable[..., StoreProcess]]:
     """Starts commands of ``mooncake store``, which end with the test."""
     with ExitStack() as stack:
 
-        def start(*arguments: str) -> StoreProcess:
-            started = StoreProcess(*arguments)
+        def start(*arguments: str, starts: bool = True) -> StoreProcess:
+            started = StoreProcess(*arguments, starts=starts)
             stack.callback(started.close)
             return started
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from types import TracebackType
 
 __all__ = ["StoreProcess"]
@@ -19,21 +20,29 @@ class StoreProcess:
 
     Attributes:
         process: to send it signals.
-        ready: what it said when it was ready; empty when it ended instead.
+        ready: what it said when it was ready; empty when it ended instead, as was expected.
     """
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, starts: bool = True) -> None:
+        """Run it and wait until it is ready.
+
+        ``starts`` False: it is expected to end instead. Raises AssertionError, with what it said, when one that
+        should start has ended.
+        """
         ready, ready_end = os.pipe()
         lifeline_end, self._lifeline = os.pipe()
         command = [sys.executable, "-m", "mooncake_transfer.cli", "store", *arguments]
         command += ["--ready-fd", str(ready_end), "--lifeline-fd", str(lifeline_end)]
-        self.process = subprocess.Popen(
-            command, pass_fds=(ready_end, lifeline_end), stderr=subprocess.PIPE, text=True
-        )
+        # A file, because nobody reads meanwhile: a full pipe would hold it up.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        self.process = subprocess.Popen(command, pass_fds=(ready_end, lifeline_end), stderr=self._said)
         os.close(ready_end)
         os.close(lifeline_end)
         with os.fdopen(ready) as pipe:
             self.ready: dict[str, str] = json.loads(pipe.read() or "{}")
+        if starts and not self.ready:
+            status, said = self.wait()
+            raise AssertionError(f"mooncake store {arguments[0]} ended with status {status}: {said}")
 
     @property
     def address(self) -> str:
@@ -54,18 +63,23 @@ class StoreProcess:
     def wait(self) -> tuple[int, str]:
         """Wait for its end; its exit status, and what it said."""
         try:
-            _, said = self.process.communicate(timeout=END_TIMEOUT_S)
+            status = self.process.wait(END_TIMEOUT_S)
+            return status, self.said()
         finally:
             self.close()
-        return self.process.returncode, said
+
+    def said(self) -> str:
+        """What it has said until now."""
+        held = self._said.fileno()
+        # Without the file's offset, which is also the process's own.
+        return os.pread(held, os.fstat(held).st_size, 0).decode(errors="replace")
 
     def close(self) -> None:
         """End it at once, if it has not; may be called again."""
         self.let_go()
         self.process.kill()
         self.process.wait(END_TIMEOUT_S)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        self._said.close()
 
     def __enter__(self) -> StoreProcess:
         return self
