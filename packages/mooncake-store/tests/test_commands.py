@@ -112,6 +112,19 @@ def test_values_are_pinned_and_let_go(command, store):
     command("pin", "a", "--soft-s", "60", "--release", status=2)
 
 
+def test_a_put_says_how_its_value_is_kept_and_a_session_ends(command, store, tmp_path):
+    (tmp_path / "file").write_bytes(b"1")
+    for key, session in (("a", "chat"), ("b", "chat"), ("c", "other")):
+        command("put", str(tmp_path / "file"), "--key", key, "--session", session)
+    assert json.loads(command("end-session", "chat", "--json").stdout) == {"values": 2}
+    assert command("end-session", "chat").stdout == "0 values are the first to go\n"
+    assert store.batch_exist(["a", "b", "c"]) == [True, True, True]
+    kept = ["--replicas", "2", "--priority", "3", "--group", "g"]
+    command("put", str(tmp_path / "file"), "--key", "d", *kept)
+    refused = command("put", str(tmp_path / "file"), "--key", "e", "--priority", "99", status=2)
+    assert "priority is 99" in refused.stderr
+
+
 def test_values_are_listed_and_removed_by_pattern_and_all_at_once(command, store, eventually):
     for key in "abc":
         store.put(key, b"1")

@@ -201,6 +201,15 @@ def test_a_put_says_how_its_value_is_to_be_kept(http, store):
     problem(http.put("/v1/objects/b?replicas=many", content=b"1"), 400, "parameter-invalid")
 
 
+def test_a_session_ends(http, store):
+    for key, session in (("a", "chat"), ("b", "chat"), ("c", "other")):
+        assert http.put(f"/v1/objects/{key}?session={session}", content=b"1").status_code == 201
+    assert http.post("/v1/end-session", json={"session": "chat"}).json() == {"values": 2}
+    assert http.post("/v1/end-session", json={"session": "chat"}).json() == {"values": 0}
+    assert http.post("/v1/end-session", json={"name": "chat"}).status_code == 400
+    assert store.batch_exist(["a", "b", "c"]) == [True, True, True]
+
+
 def collect(answer, received):
     for part in answer.iter_bytes():
         received += part

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from mooncake_store import errors
+from mooncake_store import PutPolicy, errors
 
 torch = pytest.importorskip("torch")
 tensors = pytest.importorskip("mooncake_store.tensors")
@@ -62,6 +62,19 @@ def test_a_tensor_comes_back_as_it_was(pair, dtype, shape):
         assert reader.describe("t") == (dtype, shape)
         reader.remove("t")
         assert not writer.store.exist("t")
+
+
+def test_a_policy_holds_for_all_that_a_tensor_is_made_of(pair, tmp_path):
+    writer, tensor = pair[1], random(4, 2)
+    policy = PutPolicy(session="weights")
+    writer.put("whole", tensor, policy=policy)
+    assert writer.batch_put(["a", "b"], [tensor, tensor], policy=policy) == [True, True]
+    writer.put_shard("cut", tensor[:2], Shard(0, 0, 2), policy=policy)
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_file({"file": tensor}, tmp_path / "t.safetensors")
+    writer.put_safetensors("of-", str(tmp_path / "t.safetensors"), policy=policy)
+    # Each once, and for the shard one more value that says how the tensor is cut.
+    assert writer.store.end_session("weights") == 6
 
 
 def test_strided_tensors(pair):

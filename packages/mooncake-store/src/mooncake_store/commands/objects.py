@@ -1,4 +1,4 @@
-"""``mooncake store put``, ``get``, ``stat`` and ``rm``."""
+"""``mooncake store put``, ``get``, ``stat``, ``rm`` and the like: values, by a command each."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from mooncake_store.commands.session import (
     progress,
 )
 from mooncake_store.keys import shown_key
+from mooncake_store.policy import PutPolicy
 
-__all__ = ["get", "ls", "pin", "put", "rm", "stat"]
+__all__ = ["end_session", "get", "ls", "pin", "put", "rm", "stat"]
 
 CHUNK_BYTES = 8 << 20
 STDIN = Path("-")
@@ -45,15 +46,20 @@ def put(
     key: Annotated[str, typer.Option(help="Key of the one value; else the file's path is it.")] = "",
     prefix: Annotated[str, typer.Option(help="Goes before each key.")] = "",
     if_exists: Annotated[IfExistsOption, typer.Option(help="What a taken key means.")] = "error",
+    replicas: Annotated[int, typer.Option(help="Copies, each with another owner.")] = 1,
+    priority: Annotated[int, typer.Option(help="0 to 15; lower ones are evicted first.")] = 0,
+    group: Annotated[str, typer.Option(help="What is evicted together.")] = "",
+    session: Annotated[str, typer.Option(help="What `end-session` makes the first to go.")] = "",
     tenant: Tenant = "",
     token_file: TokenFile = "",
     in_hex: KeyEncoding = False,
     as_json: AsJson = False,
 ) -> None:
-    """Store files as values.
+    """Store files as values. `pin` keeps them from being evicted.
 
     Exit status: 1 when something was not stored, 2 for wrong use, 3 when the store does not answer.
     """
+    policy = PutPolicy(replicas=replicas, priority=priority, group=group, session=session)
     values = list(_values(files, key, prefix))
     done: list[dict[str, object]] = []
     with client_of(master, tenant, token_file) as store, progress(shown=not as_json) as bar:
@@ -61,7 +67,7 @@ def put(
         for name, path in values:
             with _contents(path) as data:
                 nbytes = len(data)
-                failure = _put_one(store, as_key(name, in_hex), data, if_exists)
+                failure = _put_one(store, as_key(name, in_hex), data, if_exists, policy)
             done.append({"key": name, "bytes": nbytes, "error": failure})
             bar.advance(task, nbytes)
     if as_json:
@@ -71,9 +77,9 @@ def put(
         raise fail("put", f"{len(failures)} of {len(done)} not stored; {failures[0]}", FAILED)
 
 
-def _put_one(store: Store, key: bytes, data: memoryview, if_exists: IfExistsOption) -> str:
+def _put_one(store: Store, key: bytes, data: memoryview, if_exists: IfExistsOption, policy: PutPolicy) -> str:
     try:
-        store.put(key, data, if_exists=if_exists)
+        store.put(key, data, if_exists=if_exists, policy=policy)
     except (KeyExists, StoreFull, PutFailed) as error:
         return str(error)
     return ""
@@ -270,6 +276,23 @@ def pin(
     if missing:
         reason = f"{len(missing)} of {len(keys)} are not there, the first is {missing[0]!r:.80}"
         raise fail("pin", reason, FAILED)
+
+
+@checked
+def end_session(
+    session: Annotated[str, typer.Argument(help="Its name, as `put --session` or a PutPolicy gave it.")],
+    master: MasterAddress = "",
+    tenant: Tenant = "",
+    token_file: TokenFile = "",
+    as_json: AsJson = False,
+) -> None:
+    """Let the values of a session be the first to go.
+
+    Exit status: 2 for wrong use, 3 when the store does not answer.
+    """
+    with client_of(master, tenant, token_file) as store:
+        count = store.end_session(session)
+    print_json({"values": count}) if as_json else typer.echo(f"{count} values are the first to go")
 
 
 @checked

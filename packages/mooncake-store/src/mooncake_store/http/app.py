@@ -60,6 +60,7 @@ def build_app(store: AsyncStore, *, token: str = "", limits: HttpLimits | None =
         route("/v1/objects", "DELETE", objects.delete_objects),
         route("/v1/pins/{key:path}", "PUT", objects.put_pin),
         route("/v1/pins/{key:path}", "DELETE", objects.delete_pin),
+        route("/v1/end-session", "POST", objects.end_session),
         route("/v1/exist", "POST", objects.exist_objects),
         route("/v1/remove", "POST", objects.remove_objects),
         route("/v1/copy", "POST", copies.copy_object),

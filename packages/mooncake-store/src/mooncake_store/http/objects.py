@@ -27,6 +27,7 @@ __all__ = [
     "delete_object",
     "delete_objects",
     "delete_pin",
+    "end_session",
     "exist_objects",
     "get_object",
     "head_object",
@@ -73,6 +74,12 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
                 f"{len(self.keys)} keys, at most {limit} are taken at a time",
             )
         return [decoded_key(key.encode(), self.encoding) for key in self.keys]
+
+
+class Session(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of a request about a session."""
+
+    session: str
 
 
 def decoded_key(key: bytes, encoding: str) -> bytes:
@@ -258,6 +265,12 @@ async def delete_pin(service: HttpService, request: Request) -> Response:
     """End the pins of a value."""
     await service.store.unpin(key_of(request, PINS))
     return Response(status_code=HTTPStatus.NO_CONTENT)
+
+
+async def end_session(service: HttpService, request: Request) -> Response:
+    """Let the values of a session be the first to go."""
+    count = await service.store.end_session((await service.decoded(request, Session)).session)
+    return Response(msgspec.json.encode({"values": count}), media_type=JSON)
 
 
 async def exist_objects(service: HttpService, request: Request) -> Response:

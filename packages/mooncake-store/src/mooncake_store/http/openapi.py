@@ -78,6 +78,7 @@ def _paths() -> dict[str, Any]:
         "/v1/objects/{key}": {"parameters": [KEY, KEY_ENCODING], **_object_calls()},
         "/v1/objects": _many_objects_calls(),
         "/v1/pins/{key}": {"parameters": [KEY, KEY_ENCODING], **_pin_calls()},
+        "/v1/end-session": _end_session_call(),
         "/v1/exist": _post("exist", "Which of many keys have values", "Exist"),
         "/v1/remove": _post("remove", "Remove many values", "Removed"),
         **copies_paths(_problems),
@@ -170,6 +171,18 @@ def _pin_calls() -> dict[str, Any]:
     }
 
 
+def _end_session_call() -> dict[str, Any]:
+    schema = {"type": "object", "required": ["session"], "properties": {"session": {"type": "string"}}}
+    return {
+        "post": {
+            "summary": "Let the values of a session be the first to go",
+            "operationId": "end_session",
+            "requestBody": {"required": True, "content": {JSON: {"schema": schema}}},
+            "responses": {"200": _json_answer("Ended"), **_problems(400, 401, 415, 503)},
+        }
+    }
+
+
 def _query(name: str, said: str, kind: str) -> dict[str, Any]:
     return {"name": name, "in": "query", "description": said, "schema": {"type": kind}}
 
@@ -250,6 +263,7 @@ def _schemas() -> dict[str, Any]:
             },
         },
         **copies_schemas(),
+        "Ended": {"type": "object", "properties": {"values": {**whole, "description": "How many it had."}}},
         "Count": {"type": "object", "properties": {"removed": whole}},
         "Health": {"type": "object", "properties": {"status": text}},
         "Stats": {

@@ -14,6 +14,7 @@ from mooncake_store._errors import KeyExists, KeyNotFound, SizeMismatch, TensorM
 from mooncake_store.client import Store
 from mooncake_store.keys import Key, key_bytes
 from mooncake_store.parts import Uints
+from mooncake_store.policy import PutPolicy
 from mooncake_store.protocol import IfExists
 from mooncake_store.tensors.boxes import Shard, overlap, shape_of
 from mooncake_store.tensors.header import HEADER_BYTES, Header, dtype_named, name_of
@@ -38,7 +39,7 @@ class TensorStore:
     over ``region.view()``), and bytes move without a copy in between. Tensors of other devices are copied
     through main memory.
 
-    What a store raises is raised here too.
+    ``policy`` says how the values are kept, as in ``Store.put``. What a store raises is raised here too.
     """
 
     def __init__(self, store: Store) -> None:
@@ -47,10 +48,16 @@ class TensorStore:
     # ---- puts
 
     def put(
-        self, key: Key, tensor: torch.Tensor, *, region: Region | None = None, if_exists: IfExists = "error"
+        self,
+        key: Key,
+        tensor: torch.Tensor,
+        *,
+        region: Region | None = None,
+        if_exists: IfExists = "error",
+        policy: PutPolicy | None = None,
     ) -> None:
         """Store a tensor. Raises KeyExists, StoreFull, PutFailed."""
-        self._put_one(key, tensor, tuple(tensor.shape), region, if_exists)
+        self._put_one(key, tensor, tuple(tensor.shape), region, if_exists, policy)
 
     def put_shard(
         self,
@@ -61,6 +68,7 @@ class TensorStore:
         whole: Sequence[int] | None = None,
         region: Region | None = None,
         if_exists: IfExists = "error",
+        policy: PutPolicy | None = None,
     ) -> None:
         """Store one shard; every rank stores its own, in any order.
 
@@ -81,9 +89,10 @@ class TensorStore:
                 f"{tuple(tensor.shape)}; give the whole's shape as `whole`"
             )
         index = Header(name_of(tensor.dtype), (), tuple(whole), (shard.dim, shard.size))
-        self._put_one(_shard_key(key, shard), tensor, tuple(whole), region, if_exists)
+        self._put_one(_shard_key(key, shard), tensor, tuple(whole), region, if_exists, policy)
+        if_cut: IfExists = "replace" if if_exists == "replace" else "error"
         try:
-            self.store.put(key, index.encode(), if_exists="replace" if if_exists == "replace" else "error")
+            self.store.put(key, index.encode(), if_exists=if_cut, policy=policy)
         except KeyExists:
             if (found := self._header(key)) != index:
                 self.store.batch_remove([_shard_key(key, shard)])
@@ -99,6 +108,7 @@ class TensorStore:
         *,
         region: Region | None = None,
         if_exists: IfExists = "keep",
+        policy: PutPolicy | None = None,
     ) -> list[bool]:
         """Store many tensors in one go; per key, whether it was stored now. As ``Store.batch_put_from``."""
         if len(keys) != len(tensors):
@@ -116,7 +126,7 @@ class TensorStore:
                 memories.append(memory)
             parts.append((number, 0, number * HEADER_BYTES, HEADER_BYTES))
             parts.append((number, len(memories) - 1, offset, tensor.nbytes))
-        return self.store.batch_put_parts(keys, memories, parts, if_exists=if_exists)
+        return self.store.batch_put_parts(keys, memories, parts, if_exists=if_exists, policy=policy)
 
     def _put_one(
         self,
@@ -125,11 +135,12 @@ class TensorStore:
         whole: tuple[int, ...],
         region: Region | None,
         if_exists: IfExists,
+        policy: PutPolicy | None,
     ) -> None:
         header = Header(name_of(tensor.dtype), tuple(tensor.shape), whole).encode()
         memory, offset = _source(tensor, region)
         parts = [(0, 0, HEADER_BYTES), (1, offset, tensor.nbytes)]
-        self.store.put_parts(key, [header, memory], parts, if_exists=if_exists)
+        self.store.put_parts(key, [header, memory], parts, if_exists=if_exists, policy=policy)
 
     # ---- gets
 
@@ -195,7 +206,9 @@ class TensorStore:
 
     # ---- whole files
 
-    def put_safetensors(self, prefix: str, file: str, *, if_exists: IfExists = "error") -> list[str]:
+    def put_safetensors(
+        self, prefix: str, file: str, *, if_exists: IfExists = "error", policy: PutPolicy | None = None
+    ) -> list[str]:
         """Store every tensor of a safetensors file under ``prefix`` and its name; returns the keys.
 
         Raises KeyExists, StoreFull, PutFailed at the first that is not stored; those before it are.
@@ -205,7 +218,7 @@ class TensorStore:
         keys = []
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - it is no mapping
-                self.put(prefix + name, tensors.get_tensor(name), if_exists=if_exists)
+                self.put(prefix + name, tensors.get_tensor(name), if_exists=if_exists, policy=policy)
                 keys.append(prefix + name)
         return keys
 
