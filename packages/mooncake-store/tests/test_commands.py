@@ -117,7 +117,7 @@ def test_a_put_says_how_its_value_is_kept_and_a_session_ends(command, store, tmp
     for key, session in (("a", "chat"), ("b", "chat"), ("c", "other")):
         command("put", str(tmp_path / "file"), "--key", key, "--session", session)
     assert json.loads(command("end-session", "chat", "--json").stdout) == {"values": 2}
-    assert command("end-session", "chat").stdout == "0 values are the first to go\n"
+    assert command("end-session", "chat").stdout == "2 values are the first to go\n"
     assert store.batch_exist(["a", "b", "c"]) == [True, True, True]
     kept = ["--replicas", "2", "--priority", "3", "--group", "g"]
     command("put", str(tmp_path / "file"), "--key", "d", *kept)

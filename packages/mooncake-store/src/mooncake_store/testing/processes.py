@@ -26,8 +26,8 @@ class StoreProcess:
     def __init__(self, *arguments: str, starts: bool = True) -> None:
         """Run it and wait until it is ready.
 
-        ``starts`` False: it is expected to end instead. Raises AssertionError, with what it said, when one that
-        should start has ended.
+        ``starts`` False: it is expected to end instead. Raises AssertionError, with what it said, when one
+        that should start has ended.
         """
         ready, ready_end = os.pipe()
         lifeline_end, self._lifeline = os.pipe()
