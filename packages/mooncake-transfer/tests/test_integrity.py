@@ -190,21 +190,59 @@ def test_an_error_while_comparing_leaves_a_line_that_names_its_peer(
     assert of_the_peer() == [{"peer": pair.remote.peer.address}]
 
 
+class OfFile:
+    """Main memory of one engine and a file of another one, over a device that takes both."""
+
+    def __init__(self, stack: ExitStack, path: Path) -> None:
+        path.write_bytes(b"f" * 4096)
+        self.path = path
+        fabric = stack.enter_context(FakeFabric())
+        options = {"kinds": "dram,file"}
+        self.near = stack.enter_context(
+            TransferEngine(fabric.config("near", options=options, integrity="full"))
+        )
+        self.far = stack.enter_context(TransferEngine(fabric.config("far", options=options)))
+
+    def register(self, engine: TransferEngine) -> Region:
+        return engine.register(FileSource(self.path, writable=True), name="blocks")
+
+
+@pytest.mark.parametrize("end", ["local", "remote"])
 @pytest.mark.parametrize("opcode", ["write", "read"])
-def test_a_local_file_is_not_verified_and_says_so_before_anything_moves(
-    stack: ExitStack, tmp_path: Path, opcode: str
+def test_a_file_at_either_end_is_not_verified_and_says_so_before_anything_moves(
+    stack: ExitStack, tmp_path: Path, opcode: str, end: str
 ) -> None:
-    path = tmp_path / "blocks"
-    path.write_bytes(b"f" * 4096)
-    fabric = stack.enter_context(FakeFabric())
-    options = {"kinds": "dram,file"}
-    near = stack.enter_context(TransferEngine(fabric.config("near", options=options, integrity="full")))
-    far = stack.enter_context(TransferEngine(fabric.config("far", options=options)))
-    local, owned = near.register(FileSource(path, writable=True), name="blocks"), far.allocate(4096)
-    move = getattr(near, opcode)
-    remote = near.import_region(owned.descriptor())
-    with pytest.raises(ConfigError, match=r"cannot be verified: local region 'blocks' is of kind FILE"):
+    case = OfFile(stack, tmp_path / "blocks")
+    if end == "local":
+        local, owned = case.register(case.near), case.far.allocate(4096)
+        memory = owned
+    else:
+        local, owned = case.near.allocate(4096), case.register(case.far)
+        memory = local
+    move = getattr(case.near, opcode)
+    remote = case.near.import_region(owned.descriptor())
+    assert remote.kind is owned.kind
+    with pytest.raises(ConfigError, match=rf"cannot be verified: {end} region 'blocks' is of kind FILE"):
         move(local, remote, [[0, 0, 4096]])
-    assert (path.read_bytes(), bytes(owned.view())) == (b"f" * 4096, bytes(4096))
+    assert (case.path.read_bytes(), bytes(memory.view())) == (b"f" * 4096, bytes(4096))
     move(local, remote, [[0, 0, 4096]], verify=False).wait(DEADLINE_S)
-    assert path.read_bytes() == bytes(owned.view())
+    assert case.path.read_bytes() == bytes(memory.view())
+
+
+@pytest.mark.parametrize("fields", [{"access": "rw"}, {"access": "rw", "kind": "HOLOGRAM"}])
+def test_a_descriptor_that_tells_no_known_kind_is_used_and_a_file_of_it_told_afterwards(
+    stack: ExitStack, tmp_path: Path, fields: dict[str, str]
+) -> None:
+    """As engines made them before there was the field, and as later ones may."""
+    case = OfFile(stack, tmp_path / "blocks")
+
+    def imported(region: Region) -> RemoteRegion:
+        whole = msgspec.msgpack.decode(region.descriptor())
+        before = len(whole) - 2  # access and kind are the last two
+        return case.near.import_region(msgspec.msgpack.encode([*whole[:before], *fields.values()]))
+
+    local, memory, file = case.near.allocate(4096), imported(case.far.allocate(4096)), case.register(case.far)
+    assert memory.kind is None
+    case.near.write(local, memory, [[0, 0, 4096]]).wait(DEADLINE_S)
+    with pytest.raises(IntegrityError, match=r"'blocks' is of kind FILE, which has no checksum"):
+        case.near.write(local, imported(file), [[0, 0, 4096]]).wait(DEADLINE_S)

@@ -114,11 +114,13 @@ class Integrity:
                 f"{transfer.remote.access!r}, and checksums are told to who may read; "
                 "ask for a descriptor with 'rw', or post with verify=False"
             )
-        if transfer.local.kind is not MemoryKind.DRAM:
-            raise ConfigError(
-                f"{_what(transfer)} cannot be verified: local region {transfer.local.name!r} is of kind "
-                f"{transfer.local.kind.name}, and only main memory has checksums; post with verify=False"
-            )
+        for end, region in (("local", transfer.local), ("remote", transfer.remote)):
+            # A remote one that does not say its kind may be main memory; if not, its owner says so afterwards.
+            if region.kind is not None and region.kind is not MemoryKind.DRAM:
+                raise ConfigError(
+                    f"{_what(transfer)} cannot be verified: {end} region {region.name!r} is of kind "
+                    f"{region.kind.name}, and only main memory has checksums; post with verify=False"
+                )
         ticket = next(self._tickets)
         with self._lock:
             self._running[ticket] = transfer, options

@@ -22,7 +22,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Descriptor(msgspec.Struct, frozen=True, array_like=True):
-    """Everything a peer needs to reach one region. Who holds it may do what ``access`` says, no more."""
+    """Everything a peer needs to reach one region. Who holds it may do what ``access`` says, no more.
+
+    ``kind`` is the name of its MemoryKind; empty in descriptors of engines that did not say it yet.
+    """
 
     protocol: int
     address: str
@@ -33,6 +36,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
     length: Size
     keys: DRIVER_BLOBS
     access: str = "rw"
+    kind: str = ""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):

@@ -328,7 +328,8 @@ class TransferEngine:
         self, region: Region, key: bytes, keys: _wire.DRIVER_BLOBS, access: Access
     ) -> bytes:
         owner = (_wire.PROTOCOL, self.address, self.epoch)
-        described = _wire.Descriptor(*owner, region.name, region._id, key, region.nbytes, keys, access)
+        what = (region.name, region._id, key, region.nbytes)
+        described = _wire.Descriptor(*owner, *what, keys, access, region.kind.name)
         return msgspec.msgpack.encode(described)
 
     def _close_region(self, region: Region, timeout_s: float | None, in_use: str) -> None:

@@ -133,6 +133,8 @@ class RemoteRegion:
         nbytes: its size in bytes.
         peer: the engine it belongs to.
         access: what its descriptor allows: ``rw``, ``r`` or ``w``.
+        kind: what it is: DRAM, CUDA, FILE or BLOCK; None when its descriptor is of an engine that did not say
+            so yet, or says something that this one does not know.
     """
 
     def __init__(self, core: CoreRemoteRegion, found: Descriptor, peer: Peer):
@@ -140,6 +142,7 @@ class RemoteRegion:
         self._id = found.region_id
         self._key = found.key
         self.access = found.access
+        self.kind = MemoryKind.__members__.get(found.kind)
         self.name = found.name
         self.nbytes = found.length
         self.peer = peer
