@@ -19,9 +19,13 @@ class Peers:
 
     Nothing tells when a connection that this engine made ends. So those that are gone are looked for whenever
     another one is made, or somebody looks at all of them: no more pile up than were alive at once.
+
+    Attributes:
+        on_forget: is called with each peer that is kept no longer, so that nobody else keeps it either.
     """
 
     def __init__(self) -> None:
+        self.on_forget: Callable[[Peer], None] = lambda peer: None
         self._lock = threading.Lock()
         self._by_address: dict[str, Peer] = {}
         # Only while somebody connects or waits for who does: each of them refers to the lock, nobody else.
@@ -54,6 +58,7 @@ class Peers:
         with self._lock:
             if self._by_address.get(peer.address) is peer:  # else its successor is there
                 self._by_address.pop(peer.address, None)
+        self.on_forget(peer)
         peer._release_core()
 
     def forget_lost(self) -> None:

@@ -127,6 +127,7 @@ class TransferEngine:
             if self.config.metrics_port is not None:
                 self._metrics.start(self, self.config.host, self.config.metrics_port)
             self._directory = Directory(self.config, self.address, self.epoch)
+            self._peers.on_forget = self._directory.forget
             # Made after the engine's own, so it runs before: a name is taken back while it still leads here.
             self._leave_directory = weakref.finalize(self, _leave, self._directory, self._owner_pid)
         except BaseException:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +15,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from mooncake_transfer import TransferConfig, TransferEngine
+from mooncake_transfer import Peer, TransferConfig, TransferEngine
 from mooncake_transfer.errors import (
     ConfigError,
     NameUnknown,
@@ -309,3 +311,29 @@ def test_the_registry_is_named_with_cause_and_remedy_when_it_does_not_answer() -
         pytest.raises(RegistryUnavailable, match=said),
     ):
         engine.connect("somebody")
+
+
+@pytest.mark.parametrize("end", ["closed", "died"])
+def test_peers_reached_by_name_are_kept_no_longer_than_they_are_there(url: str, end: str) -> None:
+    """Of many that come and go, neither the peer nor what the registry said of it stays."""
+    reached: weakref.WeakSet[Peer] = weakref.WeakSet()
+
+    def nobody_keeps_one() -> bool:
+        gc.collect()
+        return not reached
+
+    with TransferEngine(named(url)) as reader:
+        for number in range(5):
+            name = f"passing {number}"
+            with TransferEngine(named(url, name)) as other:
+                peer = reader.connect(name)
+                reached.add(peer)
+                if end == "closed":
+                    peer.close()
+            wait_until(lambda peer=peer: not peer.alive, "it is known to be gone")  # type: ignore[misc]
+            del peer
+            assert unknown(reader, name)
+        reader.rails()  # looks at all peers, and forgets those that are gone
+        wait_until(nobody_keeps_one, "nobody keeps one of them")
+        assert reader._directory._peers == {}
+        assert reader._directory._known == {}

@@ -95,7 +95,15 @@ class Directory:
                 raise
             peer = known[0]
         self._peers[name] = (peer, time.monotonic() + self._config.registry_ttl_s)
+        if not peer.alive:  # it ended meanwhile, and whoever forgets such peers may have been here before
+            self.forget(peer)
         return peer
+
+    def forget(self, peer: Peer) -> None:
+        """Keep a peer no longer that was closed or is gone; its names are looked up again."""
+        for name, (known, _) in list(self._peers.items()):
+            if known is peer:
+                self._peers.pop(name, None)
 
     def find_region(
         self, path: str, take: Callable[[bytes, float], RemoteRegion], timeout_s: float
@@ -135,13 +143,17 @@ class Directory:
             except (NameUnknown, RegistryUnavailable) as error:
                 if outdated is not None and time.monotonic() >= deadline_s:
                     raise outdated from error
-                if key not in self._known or (kind is RegionRecord and isinstance(error, NameUnknown)):
+                if kind is RegionRecord and isinstance(error, NameUnknown):
+                    self._known.pop(key, None)
+                if key not in self._known:
                     raise
                 value, trouble = self._known[key], error
             left_s = max(deadline_s - time.monotonic(), 0.0)
             try:
                 found = go(_decode(value, kind, what), left_s)
             except (PeerUnreachable, PeerRestarted) as error:
+                if isinstance(trouble, NameUnknown):  # neither registered nor there
+                    self._known.pop(key, None)
                 if trouble is not None:
                     raise trouble from error
                 left_s = deadline_s - time.monotonic()
