@@ -115,7 +115,7 @@ class Integrity:
                 "ask for a descriptor with 'rw', or post with verify=False"
             )
         for end, region in (("local", transfer.local), ("remote", transfer.remote)):
-            # A remote one that does not say its kind may be main memory; if not, its owner says so afterwards.
+            # A remote one that does not tell its kind may be main memory; if not, its owner says so later.
             if region.kind is not None and region.kind is not MemoryKind.DRAM:
                 raise ConfigError(
                     f"{_what(transfer)} cannot be verified: {end} region {region.name!r} is of kind "

@@ -329,8 +329,8 @@ class TransferEngine:
         self, region: Region, key: bytes, keys: _wire.DRIVER_BLOBS, access: Access
     ) -> bytes:
         owner = (_wire.PROTOCOL, self.address, self.epoch)
-        what = (region.name, region._id, key, region.nbytes)
-        described = _wire.Descriptor(*owner, *what, keys, access, region.kind.name)
+        kind = region.kind.name
+        described = _wire.Descriptor(*owner, region.name, region._id, key, region.nbytes, keys, access, kind)
         return msgspec.msgpack.encode(described)
 
     def _close_region(self, region: Region, timeout_s: float | None, in_use: str) -> None:

@@ -325,7 +325,7 @@ def test_peers_reached_by_name_are_kept_no_longer_than_they_are_there(url: str, 
     with TransferEngine(named(url)) as reader:
         for number in range(5):
             name = f"passing {number}"
-            with TransferEngine(named(url, name)) as other:
+            with TransferEngine(named(url, name)):
                 peer = reader.connect(name)
                 reached.add(peer)
                 if end == "closed":
