@@ -50,6 +50,17 @@ Status open_read_only(const UniqueFd& fd, std::shared_ptr<const UniqueFd>& read_
   return {};
 }
 
+// `pid` is that of one of the peers.
+Status still_in_flight(bool own, size_t peers, pid_t pid) {
+  std::string whose = own ? "this side" : "";
+  if (own && peers != 0) whose += " and of ";
+  if (peers != 0) {
+    whose += std::to_string(peers) + " connections of peers, such as that of " +
+             (pid != 0 ? "process " + std::to_string(pid) : "a process of another pid namespace");
+  }
+  return failed(MC_TIMEOUT, "operations of " + whose + " were still in flight at the deadline");
+}
+
 }  // namespace
 
 Status Target::listen() {
@@ -100,8 +111,8 @@ Status Target::withdraw(const std::shared_ptr<Region>& region, uint64_t deadline
     revoke_grants(region->id, nullptr, holders);
   }
   bool idle = region->own_use.wait_idle(deadline_ns, kNobodyGone);
-  idle = wait_for(holders, deadline_ns) && idle;
-  if (!idle) return failed(MC_TIMEOUT, "operations on the region were still in flight at the deadline");
+  std::vector<PeerPointer> busy = wait_for(holders, deadline_ns);
+  if (!idle || !busy.empty()) return still_in_flight(!idle, busy.size(), busy.empty() ? 0 : busy[0]->pid);
   std::lock_guard lock(mutex_);
   release_grants(region->id, nullptr);
   return {};
@@ -135,18 +146,20 @@ Status Target::revoke(const std::shared_ptr<Region>& region, const uint8_t* key,
     revoke_grants(region->id, key == nullptr ? nullptr : &name, holders);
   }
   if (deadline_ns == 0) return {};
-  if (!wait_for(holders, deadline_ns))
-    return failed(MC_TIMEOUT, "operations under the key were still in flight at the deadline");
+  std::vector<PeerPointer> busy = wait_for(holders, deadline_ns);
+  if (!busy.empty()) return still_in_flight(false, busy.size(), busy[0]->pid);
   std::lock_guard lock(mutex_);
   release_grants(region->id, key == nullptr ? nullptr : &name);
   return {};
 }
 
-bool Target::wait_for(const std::vector<Holder>& holders, uint64_t deadline_ns) {
-  bool idle = true;
-  for (const Holder& holder : holders)
-    idle = holder.peer->leases->slot(holder.slot).wait_idle(deadline_ns, holder.peer->gone) && idle;
-  return idle;
+std::vector<Target::PeerPointer> Target::wait_for(const std::vector<Holder>& holders, uint64_t deadline_ns) {
+  std::vector<PeerPointer> busy;  // the holders of one peer are next to one another
+  for (const Holder& holder : holders) {
+    bool idle = holder.peer->leases->slot(holder.slot).wait_idle(deadline_ns, holder.peer->gone);
+    if (!idle && (busy.empty() || busy.back() != holder.peer)) busy.push_back(holder.peer);
+  }
+  return busy;
 }
 
 void Target::revoke_grants(uint64_t region_id, const Key* key, std::vector<Holder>& holders) {
@@ -207,6 +220,7 @@ void Target::welcome_socket(UniqueFd socket) {
   // Strangers are told why they are turned away, but may not use up the descriptors of this process.
   if (peer->stranger && strangers_ >= kMaxStrangers) return;
   strangers_ += peer->stranger;
+  peer->pid = who.pid;
   peer->pidfd = open_pidfd(who.pid);
   bool watched = loop_.watch(peer->channel->fd(), EPOLLIN | EPOLLRDHUP,
                              [this, peer](uint32_t events) { on_event(peer, events); });

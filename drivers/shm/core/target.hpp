@@ -54,6 +54,7 @@ class Target {
   // One accepted connection. Channel and greeting belong to the service thread, the rest to mutex_.
   struct Peer {
     std::unique_ptr<Channel> channel;
+    pid_t pid = 0;  // 0: not visible in our pid namespace
     UniqueFd pidfd;
     bool greeted = false;
     bool stranger = false;  // runs as a user that is not served
@@ -94,7 +95,9 @@ class Target {
   // With the mutex held. A null key stands for every key.
   void revoke_grants(uint64_t region_id, const Key* key, std::vector<Holder>& holders);
   void release_grants(uint64_t region_id, const Key* key);
-  static bool wait_for(const std::vector<Holder>& holders, uint64_t deadline_ns);
+
+  // Without the mutex. Those whose copies go on at the deadline.
+  static std::vector<PeerPointer> wait_for(const std::vector<Holder>& holders, uint64_t deadline_ns);
 
   Loop& loop_;
   const Options& options_;

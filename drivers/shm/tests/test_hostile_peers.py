@@ -139,7 +139,8 @@ def test_leases_end_with_the_connection_of_a_peer_that_breaks_the_rules(owner: E
                     break
                 limit.poll(10)
             assert word.unpack_from(leases, slot * LEASE_BYTES)[1] != token
-            with pytest.raises(table.Failed, match="still in flight") as failure:
+            whose = f"of 1 connections of peers, such as that of process {os.getpid()} were still in flight"
+            with pytest.raises(table.Failed, match=whose) as failure:
                 owner.deregister(region, 0.2)
             assert failure.value.code == table.TIMEOUT
             word.pack_into(leases, slot * LEASE_BYTES, 0, token + 1)

@@ -158,9 +158,8 @@ Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
   if (!region) return {MC_INVALID, "there is no such registration"};
   region->close();
   targets_.remove(region->id());
-  if (!end_revoked_uses(region, deadline_ns)) {
-    return {MC_TIMEOUT, "operations of this side still use the memory; it stays revoked"};
-  }
+  std::string users = end_revoked_uses(region, deadline_ns);
+  if (!users.empty()) return {MC_TIMEOUT, users + " still use the memory; it stays revoked"};
   regions_.remove(registered);
   return {};
 }
@@ -188,27 +187,28 @@ Status Endpoint::revoke(mc_handle registered, const uint8_t* key, uint64_t deadl
     memcpy(copy.data(), key, copy.size());
     if (!region->revoke_key(copy)) return {MC_INVALID, "the memory was never granted this key"};
   }
-  if (!end_revoked_uses(region, deadline_ns) && deadline_ns != 0) {
-    return {MC_TIMEOUT, "a peer still moves bytes of the memory; its key stays revoked"};
+  std::string users = end_revoked_uses(region, deadline_ns);
+  if (!users.empty() && deadline_ns != 0) {
+    return {MC_TIMEOUT, users + " still move bytes of the memory; the key stays revoked"};
   }
   return {};
 }
 
-// Stops what revoked keys began; false when some of it goes on at the deadline.
-bool Endpoint::end_revoked_uses(const std::shared_ptr<Region>& region, uint64_t deadline_ns) {
+// Stops what revoked keys began; whose operations go on at the deadline, empty when none do.
+std::string Endpoint::end_revoked_uses(const std::shared_ptr<Region>& region, uint64_t deadline_ns) {
   for (auto& worker : shared_.workers) {
     worker->post([worker = worker.get()] { worker->each([](Watched& watched) { watched.on_revoked(); }); });
   }
   uint64_t now = now_ns();
   uint64_t patience = deadline_ns > now ? std::min((deadline_ns - now) / 2, kGraceNs) : 0;
-  if (region->wait_unused(now + patience)) return true;
-  if (deadline_ns == 0) return false;
+  if (region->wait_unused(now + patience)) return {};
+  if (deadline_ns == 0) return region->users();
   for (auto& worker : shared_.workers) {
     worker->post([worker = worker.get(), region] {
       worker->each([&region](Watched& watched) { watched.on_abort(*region); });
     });
   }
-  return region->wait_unused(deadline_ns);
+  return region->wait_unused(deadline_ns) ? std::string() : region->users();
 }
 
 Status Endpoint::import_key(mc_handle connection, uint64_t region_id, const uint8_t* key,

@@ -55,7 +55,7 @@ class Endpoint {
 
   Endpoint() = default;
   Status begin();
-  bool end_revoked_uses(const std::shared_ptr<Region>& region, uint64_t deadline_ns);
+  std::string end_revoked_uses(const std::shared_ptr<Region>& region, uint64_t deadline_ns);
   static Status prepare(const mc_op& op, Lookup* lookup, OperationBlock* block, Request* request);
 
   const unsigned fork_depth_ = fork_depth();

@@ -13,6 +13,9 @@ constexpr uint64_t kAcknowledgeBytes = 256u << 10;
 }  // namespace
 
 void Incoming::begin(Descriptor socket) {
+  SocketAddress peer;
+  peer.length = sizeof(peer.storage);
+  if (getpeername(socket.get(), peer.raw(), &peer.length) == 0) admission_.set_user(peer.text());
   if (!adopt(std::move(socket), EPOLLIN, shared_from_this(), options_.tls.get(),
              Transport::Side::kAccepting)) {
     return;

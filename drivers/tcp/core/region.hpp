@@ -5,9 +5,11 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -28,8 +30,20 @@ struct Grant {
 
   const Key key;
   const uint32_t access;  // mc_access bits
-  std::atomic<uint64_t> uses{0};
   std::atomic<bool> revoked{false};
+};
+
+// Who is at the other end of a connection, as messages call it. Each connection has an object of its own.
+using User = std::shared_ptr<const std::string>;
+
+// A grant in the hands of one connection. Its uses are counted apart, so that who is still in the memory can
+// be named.
+struct Claim {
+  Claim(std::shared_ptr<Grant> grant, User user) : grant(std::move(grant)), user(std::move(user)) {}
+
+  const std::shared_ptr<Grant> grant;
+  const User user;
+  std::atomic<uint64_t> uses{0};
 };
 
 class Region {
@@ -45,14 +59,14 @@ class Region {
 
   // Every use that began must end. By this side: false once the region is being deregistered.
   bool begin_use();
-  // By a peer, with a grant of this region. Otherwise the reason why it may not.
-  Refusal begin_use(Grant& grant, uint32_t access);
-  void end_use(Grant* grant);
-  // `grant` is null for a use by this side.
-  bool revoked(const Grant* grant) const;
+  // By a peer, with a claim on this region. Otherwise the reason why it may not.
+  Refusal begin_use(Claim& claim, uint32_t access);
+  void end_use(Claim* claim);
+  // `claim` is null for a use by this side.
+  bool revoked(const Claim* claim) const;
 
-  // What a key opens; nullptr: nothing.
-  std::shared_ptr<Grant> find(const Key& key) const;
+  // What a key opens for a connection; nullptr: nothing.
+  std::shared_ptr<Claim> claim(const Key& key, const User& user);
   // Makes one more key; false when there is an equal one.
   bool add_key(const Key& key, uint32_t access);
   // All refuse new uses at once: of both sides, of peers, of peers with this key (false: there is none).
@@ -61,8 +75,15 @@ class Region {
   bool revoke_key(const Key& key);
   // True when the last use of what was revoked has ended by the deadline.
   bool wait_unused(uint64_t deadline_ns);
+  // What of that has not ended: how many, and whose one is. Empty: nothing.
+  std::string users() const;
 
  private:
+  using ClaimName = std::pair<const std::string*, const Grant*>;  // user and grant
+
+  // With the mutex held.
+  std::shared_ptr<Grant> find(const Key& key) const;
+  void forget_claims();
   void tidy();
   uint64_t revoked_uses() const;
 
@@ -72,13 +93,16 @@ class Region {
   // A use is counted before the flags are looked at, and who sets a flag looks at the count after that. So
   // one of the two sees the other, and the same holds at the end of a use.
   void begin(std::atomic<uint64_t>& uses) { uses.fetch_add(1); }
-  void end(std::atomic<uint64_t>& uses, const Grant* grant);
+  void end(std::atomic<uint64_t>& uses, const Claim* claim);
 
   std::atomic<uint64_t> own_uses_{0};
   std::atomic<bool> closing_{false};
   mutable std::mutex mutex_;
   std::condition_variable unused_;
   std::vector<std::shared_ptr<Grant>> grants_;  // the first is the region's own key
+  std::map<ClaimName, std::shared_ptr<Claim>> claims_;
+  static constexpr size_t kFewestClaims = 16;
+  size_t most_claims_ = kFewestClaims;  // those that nobody holds are forgotten when there are more
 };
 
 // One use of a region; while it lives the memory stays registered.
@@ -87,12 +111,12 @@ class RegionUse {
   RegionUse() = default;
   ~RegionUse() { release(); }
   RegionUse(RegionUse&& other) noexcept
-      : region_(std::move(other.region_)), grant_(std::move(other.grant_)) {}
+      : region_(std::move(other.region_)), claim_(std::move(other.claim_)) {}
   RegionUse& operator=(RegionUse&& other) noexcept {
     if (this != &other) {
       release();
       region_ = std::move(other.region_);
-      grant_ = std::move(other.grant_);
+      claim_ = std::move(other.claim_);
     }
     return *this;
   }
@@ -104,30 +128,30 @@ class RegionUse {
     return use;
   }
   // Of a peer; unchanged when it may not.
-  static Refusal of(const std::shared_ptr<Region>& region, const std::shared_ptr<Grant>& grant,
+  static Refusal of(const std::shared_ptr<Region>& region, const std::shared_ptr<Claim>& claim,
                     uint32_t access, RegionUse* use) {
-    Refusal refusal = region->begin_use(*grant, access);
+    Refusal refusal = region->begin_use(*claim, access);
     if (refusal != Refusal::kNone) return refusal;
     use->release();
     use->region_ = region;
-    use->grant_ = grant;
+    use->claim_ = claim;
     return Refusal::kNone;
   }
 
   explicit operator bool() const { return region_ != nullptr; }
   Region* operator->() const { return region_.get(); }
   const Region* get() const { return region_.get(); }
-  bool revoked() const { return region_ != nullptr && region_->revoked(grant_.get()); }
+  bool revoked() const { return region_ != nullptr && region_->revoked(claim_.get()); }
   void release() {
     if (!region_) return;
-    region_->end_use(grant_.get());
+    region_->end_use(claim_.get());
     region_.reset();
-    grant_.reset();
+    claim_.reset();
   }
 
  private:
   std::shared_ptr<Region> region_;
-  std::shared_ptr<Grant> grant_;
+  std::shared_ptr<Claim> claim_;
 };
 
 // The regions peers may address, by the id that travels in descriptors.
@@ -148,6 +172,8 @@ class RegionTable {
 class Admission {
  public:
   explicit Admission(const RegionTable& regions) : regions_(regions) {}
+  // Who asks, before the first request.
+  void set_user(std::string user) { user_ = std::make_shared<const std::string>(std::move(user)); }
   // A use of the region for a request that needs `access`, or why there is none.
   Refusal admit(const Header& request, uint32_t access, RegionUse* use);
 
@@ -155,8 +181,9 @@ class Admission {
   Refusal look_up(const Header& request);
 
   const RegionTable& regions_;
+  User user_ = std::make_shared<const std::string>("an unknown address");
   std::shared_ptr<Region> region_;
-  std::shared_ptr<Grant> grant_;
+  std::shared_ptr<Claim> claim_;
 };
 
 }  // namespace mooncake_tcp

@@ -83,7 +83,11 @@ class RegionRefused(RegionError):
 
 
 class RegionBusy(RegionError):
-    """The deadline for giving the region back has passed and transfers still use it. Close it again later."""
+    """The deadline for giving the region back has passed and transfers still use it. Close it again later.
+
+    The message names one of this engine's transfers; or what the driver knows of the peers that still use the
+    memory: with tcp the address of one, with shm its process, and how many there are.
+    """
 
 
 class RegionClosed(RegionError):
