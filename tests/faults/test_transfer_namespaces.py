@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,9 +20,10 @@ from mooncake_transfer.testing.pattern import digest
 NBYTES = 1 << 20
 TIMES = 3
 
-# Writes and reads again and again, and says what went over which driver and what the engine logged.
+# Writes and reads again and again, and says what went over which driver and what the engine logged. Its
+# arguments: a descriptor, its bytes, how often, and the engine's settings as JSON.
 INITIATOR = """
-import json, logging, sys
+import json, logging, msgspec, sys
 from collections import Counter
 from mooncake_transfer import TransferConfig, TransferEngine
 
@@ -34,7 +37,7 @@ class Collector(logging.Handler):
 logging.getLogger("mooncake_transfer").addHandler(Collector(logging.WARNING))
 descriptor, nbytes, times = bytes.fromhex(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 moved = Counter()
-with TransferEngine(TransferConfig(drivers=("shm", "tcp"), host=sys.argv[4])) as engine:
+with TransferEngine(msgspec.json.decode(sys.argv[4], type=TransferConfig)) as engine:
     local = engine.allocate(nbytes)
     remote = engine.import_region(descriptor)
     for number in range(1, times + 1):
@@ -66,11 +69,10 @@ def unshared(*kinds: str) -> list[str]:
 Logged = list[tuple[str, dict[str, str]]]  # message and fields of each record
 
 
-def moved_and_logged(
-    before: list[str], descriptor: bytes, host: str = "127.0.0.1"
-) -> tuple[dict[str, int], Logged]:
+def moved_and_logged(before: list[str], descriptor: bytes, **settings: Any) -> tuple[dict[str, int], Logged]:
     """Run the initiator after ``before``; return bytes by driver, and the warnings of its engine."""
-    command = [*before, sys.executable, "-c", INITIATOR, descriptor.hex(), str(NBYTES), str(TIMES), host]
+    config = msgspec.json.encode(TransferConfig(**{"drivers": ("shm", "tcp"), **settings})).decode()
+    command = [*before, sys.executable, "-c", INITIATOR, descriptor.hex(), str(NBYTES), str(TIMES), config]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     moved, logged = json.loads(done.stdout)
@@ -117,7 +119,7 @@ def test_allocated_memory_of_another_container_goes_over_tcp_with_the_reason_tol
     config = TransferConfig(drivers=("shm", "tcp"), host=network.addresses[0])
     with PeerProcess(config, prefix=containers[0]) as owner:
         region = owner.allocate(NBYTES, 0)
-        moved, logged = moved_and_logged(containers[1], region.descriptor, network.addresses[1])
+        moved, logged = moved_and_logged(containers[1], region.descriptor, host=network.addresses[1])
         assert owner.digest(region.number) == digest(np.full(NBYTES, TIMES, dtype=np.uint8))
         assert moved == {"tcp": 2 * TIMES * NBYTES}
         ((reason, fields),) = logged
@@ -125,3 +127,28 @@ def test_allocated_memory_of_another_container_goes_over_tcp_with_the_reason_tol
         assert fields["peer"] == owner.address
         assert fields["rail"] == "shm"
         assert fields["region"].startswith("owned-")  # as the peer's process names what it owns
+
+
+# Where the engine that asks listens; but for the first, it asks over the only interface that can lead there.
+@pytest.mark.parametrize("asker", ["at its link-local address", "on loopback", "on loopback, data too"])
+def test_engines_of_two_hosts_reach_each_other_by_link_local_addresses_of_a_chosen_interface(
+    network: NetworkPair, asker: str
+) -> None:
+    """Each by its own interface, whose name the other one does not have."""
+    hosts = network.use_link_local()
+    settings: list[dict[str, Any]] = [
+        {"drivers": ("tcp",), "host": host, "driver_options": {"tcp": {"interfaces": host.partition("%")[2]}}}
+        for host in hosts
+    ]
+    if "on loopback" in asker:
+        settings[1]["host"] = "127.0.0.1"
+    if "data too" in asker:
+        settings[1]["driver_options"] = {}
+    settings[0]["metrics_port"] = 0
+    with PeerProcess(TransferConfig(**settings[0]), prefix=network.inside(0)) as owner:
+        assert owner.address.startswith("[fe80::1]:")
+        region = owner.allocate(NBYTES, 0)
+        moved, logged = moved_and_logged(network.inside(1), region.descriptor, **settings[1])
+        assert owner.digest(region.number) == digest(np.full(NBYTES, TIMES, dtype=np.uint8))
+    assert moved == {"tcp": 2 * TIMES * NBYTES}
+    assert logged == []

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 
 namespace mooncake_tcp {
 
@@ -27,6 +28,20 @@ SocketAddress copy_of(const sockaddr* raw, socklen_t length) {
   memcpy(&address.storage, raw, length);
   address.length = length;
   return address;
+}
+
+std::vector<SocketAddress> all_addresses() {
+  ifaddrs* first = nullptr;
+  if (getifaddrs(&first) != 0) return {};
+  std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(first, freeifaddrs);
+  std::vector<SocketAddress> addresses;
+  for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    int family = entry->ifa_addr->sa_family;
+    if (family == AF_INET) addresses.push_back(copy_of(entry->ifa_addr, sizeof(sockaddr_in)));
+    if (family == AF_INET6) addresses.push_back(copy_of(entry->ifa_addr, sizeof(sockaddr_in6)));
+  }
+  return addresses;
 }
 
 int reach(const SocketAddress& address) {
@@ -62,9 +77,25 @@ bool SocketAddress::is_link_local() const {
   return family() == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6(*this).sin6_addr);
 }
 
-void SocketAddress::take_scope(const SocketAddress& own) {
-  if (!is_link_local() || own.family() != AF_INET6) return;
-  reinterpret_cast<sockaddr_in6&>(storage).sin6_scope_id = v6(own).sin6_scope_id;
+Status SocketAddress::take_scope(const SocketAddress& own) {
+  if (!is_link_local()) return {};
+  uint32_t& scope = reinterpret_cast<sockaddr_in6&>(storage).sin6_scope_id;
+  scope = own.is_link_local() ? v6(own).sin6_scope_id : 0;
+  if (scope != 0) return {};
+  std::set<uint32_t> able, holding;
+  for (const SocketAddress& address : all_addresses()) {
+    if (!address.is_link_local()) continue;
+    able.insert(v6(address).sin6_scope_id);
+    if (same_host_as(address)) holding.insert(v6(address).sin6_scope_id);
+  }
+  const auto& interfaces = holding.empty() ? able : holding;
+  if (interfaces.size() != 1) {
+    return {MC_UNREACHABLE, std::to_string(interfaces.size()) +
+                                " interfaces could lead to this link-local address; name one in the option "
+                                "interfaces, or in host (fe80::1%eth0)"};
+  }
+  scope = *interfaces.begin();
+  return {};
 }
 
 bool SocketAddress::same_host_as(const SocketAddress& other) const {
@@ -118,20 +149,9 @@ Status resolve(const std::string& host, SocketAddress* address) {
 }
 
 std::vector<SocketAddress> interface_addresses() {
-  ifaddrs* first = nullptr;
-  if (getifaddrs(&first) != 0) return {};
-  std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(first, freeifaddrs);
-  std::vector<SocketAddress> addresses;
-  for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
-    if (entry->ifa_addr->sa_family == AF_INET) {
-      addresses.push_back(copy_of(entry->ifa_addr, sizeof(sockaddr_in)));
-    } else if (entry->ifa_addr->sa_family == AF_INET6) {
-      SocketAddress address = copy_of(entry->ifa_addr, sizeof(sockaddr_in6));
-      // A link-local address means nothing to a peer without the name of the peer's own interface.
-      if (!address.is_link_local()) addresses.push_back(address);
-    }
-  }
+  std::vector<SocketAddress> addresses = all_addresses();
+  // They are good on one link only, and a peer would have to guess at which of its own.
+  std::erase_if(addresses, [](const SocketAddress& address) { return address.is_link_local(); });
   std::stable_sort(addresses.begin(), addresses.end(),
                    [](const SocketAddress& a, const SocketAddress& b) { return reach(a) < reach(b); });
   return addresses;

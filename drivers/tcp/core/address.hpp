@@ -24,8 +24,10 @@ struct SocketAddress {
   bool is_wildcard() const;
   bool is_loopback() const;
   bool is_link_local() const;
-  // A link-local address is only good together with an interface of this machine: that of `own`.
-  void take_scope(const SocketAddress& own);
+  // A link-local address is only good together with an interface of this machine: that of `own` when that is
+  // one too; else the one that has this very address; else the only one that has any of the kind. Fails when
+  // that leaves none, or several.
+  Status take_scope(const SocketAddress& own);
   bool same_host_as(const SocketAddress& other) const;  // equal but for the port
   std::string host() const;                             // numeric
   std::string text() const;                             // host:port, [host]:port for IPv6

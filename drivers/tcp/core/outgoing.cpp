@@ -116,7 +116,8 @@ Status Outgoing::connect_to(const SocketAddress& host) {
   Status bound = bind_source(socket.get(), host, surroundings.source);
   if (!bound.ok()) return bound;
   SocketAddress target = host;
-  target.take_scope(surroundings.source);
+  Status scoped = target.take_scope(surroundings.source);
+  if (!scoped.ok()) return scoped;
   if (::connect(socket.get(), target.raw(), target.length) != 0 && errno != EINPROGRESS) {
     return {MC_UNREACHABLE, strerror(errno)};
   }

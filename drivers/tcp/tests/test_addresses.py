@@ -100,6 +100,17 @@ def test_bytes_move_over_a_chosen_interface(start: Start, address_of: AddressOf)
     assert {rail.device for rail in reader.rails() if rail.bytes} == {"lo"}
 
 
+@needs_ipv6
+def test_bytes_move_over_an_interface_without_an_ipv4_address(
+    start: Start, address_of: AddressOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interfaces, "_ipv4", lambda interface: [])
+    owner, reader = start(interfaces="lo"), start(interfaces="lo")
+    assert address_of(owner).hosts == ("::1",)
+    check_read(reader, owner)
+    assert {rail.device for rail in reader.rails() if rail.bytes} == {"lo"}
+
+
 def test_without_a_list_there_is_one_endpoint_without_a_name() -> None:
     (spec,) = endpoints({"host": "127.0.0.1"})
     assert spec.device == ""

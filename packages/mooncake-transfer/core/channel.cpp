@@ -160,7 +160,9 @@ Status Channel::connect(const std::string& host, uint16_t port, uint64_t deadlin
 Status Channel::secure(Link& link, const std::string& host, uint64_t deadline_ns) {
   if (!tls_) return {};
   std::lock_guard lock(link.mutex);
-  link.session.emplace(tls::Session::connect(*tls_, link.fd, verify_host_ ? host : ""));
+  // Certificates are for addresses; the interface after a link-local one is only good on this machine.
+  std::string certified = verify_host_ ? host.substr(0, host.find('%')) : "";
+  link.session.emplace(tls::Session::connect(*tls_, link.fd, certified));
   link.shaking_hands = true;
   Status why;
   for (;;) {

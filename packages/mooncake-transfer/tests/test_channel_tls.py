@@ -77,7 +77,7 @@ def test_a_certificate_for_a_name_and_for_an_ipv6_address_is_accepted(
     open_channel: OpenChannel, local: Identity
 ) -> None:
     asker = open_channel(tls=local.tls())
-    for host in ("localhost", "::1"):
+    for host in ("localhost", "::1", f"::1%{socket.if_nametoindex('lo')}"):
         there = open_channel(host=host, tls=local.tls())
         assert asker.connect(host, there.port, DEADLINE_S)[1] == b"channel"
 

@@ -89,7 +89,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings of one engine. Raises ConfigError for values that cannot work.
 
     Attributes:
-        host: name or IP of this machine to listen on for other engines; 0.0.0.0 for all of them.
+        host: name or IP of this machine to listen on for other engines; 0.0.0.0 for all of them. Link-local
+            ones with their interface (``fe80::1%eth0``), which peers are not told: they use their own.
         advertise_host: what peers are told to connect to; empty: ``host``.
         port: port of the channel; 0 takes any free one.
         port_range: first and last port to try for the channel instead, for hosts behind a firewall.

@@ -31,6 +31,7 @@ from mooncake_transfer._errors import (
 )
 from mooncake_transfer._fencing import Fencer, Fences
 from mooncake_transfer._integrity import Checksums, Integrity
+from mooncake_transfer._link_local import with_interface, without_interface
 from mooncake_transfer._mapping import MAP_METHOD, Mappings
 from mooncake_transfer._metrics_export import MetricsExport
 from mooncake_transfer._notices import NoticeReader
@@ -145,7 +146,7 @@ class TransferEngine:
             secure(self._channel, config.tls)
         first, last = config.port_range or (config.port, config.port)
         self._channel.listen(config.host, first, last)
-        address = join_address(host, self._channel.port)
+        address = join_address(without_interface(host), self._channel.port)
         self._core.set_policy(**msgspec.structs.asdict(config.rails))
         self.drivers = open_drivers(self._core, config)
         self._core.start()
@@ -368,7 +369,8 @@ class TransferEngine:
         return self._peers.reach(address, lambda left_s: self._connect(host, port, address, left_s), limit_s)
 
     def _connect(self, host: str, port: int, address: str, limit_s: float) -> Peer:
-        connection, body = self._channel.connect(host, port, limit_s)
+        own = self.config.host if "%" in self.config.host else self.config.advertise_host
+        connection, body = self._channel.connect(with_interface(host, own), port, limit_s)
         try:
             theirs = _wire.protocol_of(body)
             if theirs is not None:

@@ -12,13 +12,15 @@ your own::
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING
-from wsgiref.simple_server import WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -162,6 +164,19 @@ def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:
     return [*found, ("+Inf", seen + buckets[-1])]
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _IPv6Server(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing of each question."""
+
+
 class MetricsServer:
     """Serves ``/metrics`` of collectors, such as EngineCollector, over HTTP, on a thread of its own.
 
@@ -174,15 +189,22 @@ class MetricsServer:
         registry = CollectorRegistry()
         for collector in collectors:
             registry.register(collector)
-        self._server: WSGIServer
-        self._thread: threading.Thread
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            # Not start_http_server() of the library, which loses the interface of a link-local address.
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, _, _, _, where = found[0]
+            server = _IPv6Server if family == socket.AF_INET6 else _Server
+            self._server = server(where, _Handler)  # type: ignore[arg-type]  # an address of that family
         except OSError as error:
             raise ConfigError(
                 f"cannot serve metrics on {join_address(host, port)}: {error}; choose a free port"
             ) from None
+        self._server.set_app(make_wsgi_app(registry))
         self.address = join_address(host, self._server.server_port)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="mooncake-metrics", daemon=True
+        )
+        self._thread.start()
         log.info("metrics at http://%s/metrics", self.address)
 
     def close(self) -> None:

@@ -87,6 +87,18 @@ class NetworkPair:
         """Return what a command has to begin with to run in the namespace of an end."""
         return ["ip", "netns", "exec", self._names[end]]
 
+    def use_link_local(self) -> tuple[str, str]:
+        """Leave the interfaces no other addresses; return these, each with ``%`` and its interface.
+
+        Raises NetworkUnavailable where the kernel has no IPv6.
+        """
+        hosts = []
+        for end, name in enumerate(self._names, 1):
+            _run("ip", "-n", name, "addr", "flush", "dev", name)
+            _run("ip", "-n", name, "addr", "add", f"fe80::{end}/64", "dev", name, "nodad")
+            hosts.append(f"fe80::{end}%{name}")
+        return hosts[0], hosts[1]
+
     def wire(self, *, delay_s: float = 0.0, loss: float = 0.0) -> None:
         """Hold each packet back for ``delay_s`` in each direction, and lose a share of them."""
         with self._lock:
