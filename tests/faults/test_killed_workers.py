@@ -12,7 +12,7 @@ from mooncake_transformers.cluster.testing import Gateway, ServedCluster, stream
 
 pytestmark = pytest.mark.slow
 
-ERROR_EVENT_S = 5.0
+ERROR_EVENT_S = 20.0
 RECOVERY_S = 90.0
 # A block of 16 tokens of the tiny model takes 12 KiB: each worker lends room for some 1,300 tokens.
 SMALL_SEGMENT = "1MiB"
@@ -58,7 +58,7 @@ def test_a_killed_decode_worker_ends_its_stream_with_an_error_and_comes_back(
         killed_s = time.monotonic()
         error = next(event["error"] for event in stream if "error" in event)
         assert time.monotonic() - killed_s < ERROR_EVENT_S
-        assert error["message"]
+        assert error["code"] == "decode_worker_lost", "not only after it was silent for long"
         assert list(stream) == []
 
     wait_until(gateway.works, "a request works after the restart", RECOVERY_S)

@@ -75,6 +75,6 @@ def test_what_a_killed_owner_held_becomes_a_miss(engine: TransferEngine) -> None
         assert owner.stdout.readline() == "ready\n"
         assert store.get("theirs") == bytes(range(256)) * 64
         owner.kill()
-        wait_until(lambda: not store.exist("theirs"), "the master has noticed", 10)
+        wait_until(lambda: not store.exist("theirs"), "the master has noticed", 60)
         with pytest.raises(KeyNotFound):
             store.get("theirs")

@@ -130,7 +130,7 @@ def settle(store: Store) -> None:
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with ExitStack() as stack:
         url = f"{stack.enter_context(etcd_server(tmp_path)).url}/kv"
-        start = ["master", "--cluster", url, "--leader-ttl-s", "2", "--log-level", "WARNING"]
+        start = ["master", "--cluster", url, "--leader-ttl-s", "5", "--log-level", "WARNING"]
         masters = [stack.enter_context(StoreProcess(*start)) for _ in range(3)]
         lend = ["node", "--master", url, "--lend", "64M"]
         nodes = [stack.enter_context(StoreProcess(*lend)) for _ in range(2)]

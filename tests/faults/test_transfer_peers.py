@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from mooncake_transfer.errors import (
 from mooncake_transfer.testing import PeerProcess, digest, pattern
 from mooncake_transfer.testing.fixtures import bytes_of, wait_until
 from mooncake_transfer.testing.owner import OwnedRegion
+from mooncake_transfer.testing.ports import free_port
 
 NBYTES = 4 << 20
 # 64 GiB between two regions of 4 MiB: nothing is through before the test has acted.
@@ -34,8 +34,8 @@ ENDLESS = np.tile(np.array([[0, 0, NBYTES]], np.uint64), (1 << 14, 1))
 ALL = [[0, 0, NBYTES]]
 DEADLINE_S = 20.0
 LOSS_S = 15.0  # how late the end of a peer may show
-EXIT_S = 20.0  # of a process that opens an engine, begins transfers, and ends
-AT_ONCE_S = 5.0  # of that, for the end alone
+EXIT_S = 60.0  # of a process that opens an engine, begins transfers, and ends
+AT_ONCE_S = 10.0  # of that, for the end alone
 # The causes that messages are to have, in the words of whoever notices first.
 GONE = r"[Cc]onnection (was )?(reset|refused)|Broken pipe|closed the connection|process \S* ?has ended"
 REVOKED = r"no such region \(closed|region is (being )?closed|key .*was revoked|deregistered|not registered"
@@ -124,11 +124,6 @@ def test_who_waits_for_a_stopped_peer_waits_until_his_deadline(
     other = peer.allocate(NBYTES, 7)
     engine.read(place, engine.import_region(other.descriptor), ALL).wait(DEADLINE_S)
     assert np.array_equal(bytes_of(place), pattern(7, NBYTES))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def test_nothing_of_a_process_reaches_its_successor(driver: str, engine: TransferEngine) -> None:

@@ -18,7 +18,7 @@ from mooncake_transfer.testing import PeerProcess
 
 MIB = 1 << 20
 POOL_BYTES = 128 * MIB
-LEASE_S = 0.5
+LEASE_S = 3.0
 DEADLINE_S = 20.0
 
 

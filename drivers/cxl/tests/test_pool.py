@@ -255,11 +255,11 @@ def test_each_host_allocates_in_its_own_share(pool_path: Path) -> None:
 
 
 def test_a_host_number_that_another_machine_uses_is_refused_until_it_falls_silent(pool_path: Path) -> None:
-    pool = make(pool_path, lease_s=0.4)
+    pool = make(pool_path, lease_s=3.0)
     with pool_path.open("r+b") as file:  # as if the member had been written by another boot of Linux
         file.seek(PAGE + 8)
         file.write(bytes(16))
-    other = "import sys; from mooncake_driver_cxl import Pool; Pool.open(sys.argv[1], lease_s=0.4)"
+    other = "import sys; from mooncake_driver_cxl import Pool; Pool.open(sys.argv[1], lease_s=3.0)"
     refused = run(other, pool_path)
     assert "another machine uses the pool" in refused.stderr, refused.stderr
     del pool

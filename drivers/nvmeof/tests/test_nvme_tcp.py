@@ -201,18 +201,18 @@ def test_a_wrong_digest_is_never_taken_for_data(fault: str) -> None:
 
 
 def test_a_target_that_does_not_answer_is_given_up_in_time() -> None:
-    with NvmeTarget() as target, reached(target, command_timeout_s=0.5) as (engine, memory, place):
+    with NvmeTarget() as target, reached(target, command_timeout_s=3.0) as (engine, memory, place):
         target.faults.mute = True
         began = time.monotonic()
         with pytest.raises(PeerUnreachable, match="command_timeout_s"):
             engine.read(memory, place, [[0, 0, 4096]]).wait(DEADLINE_S)
-        assert 0.4 < time.monotonic() - began < 10
+        assert 2.9 < time.monotonic() - began < 15
         target.faults.mute = False
         check_after_loss(engine, memory, place, target)
 
 
 def test_a_target_that_answers_no_keep_alive_is_given_up() -> None:
-    with NvmeTarget() as target, reached(target, keep_alive_s=0.4) as (engine, memory, place):
+    with NvmeTarget() as target, reached(target, keep_alive_s=3.0) as (engine, memory, place):
         check_round_trip(engine, memory, place, target)
         target.faults.deaf = target.faults.mute = True
         with pytest.raises(PeerUnreachable, match="Keep Alive"):

@@ -149,7 +149,7 @@ def test_revoking_with_deadline_0_does_not_wait(reached: Reached) -> None:
     reached.user.submit(running)
     started = time.monotonic()
     reached.owner.revoke(reached.region, None)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 5
     finished = reached.user.finish(len(running))
     assert {item.status for item in finished} <= {table.OK, REFUSED}
 

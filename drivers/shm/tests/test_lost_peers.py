@@ -45,7 +45,7 @@ class Reacher:
 
 @pytest.fixture
 def reacher() -> Iterator[Reacher]:
-    reacher = Reacher(answer_timeout_s=0.5)
+    reacher = Reacher(answer_timeout_s=3.0)
     yield reacher
     reacher.close()
 

@@ -177,4 +177,4 @@ def test_a_forked_child_does_not_hide_the_death_of_its_parent(engine: TransferEn
         owner.kill()
         # Much sooner than any timeout of the driver would tell.
         with pytest.raises(PeerUnreachable):
-            engine.read(local, remote, [[0, 0, 4096]]).wait(2.0)
+            engine.read(local, remote, [[0, 0, 4096]]).wait(4.0)

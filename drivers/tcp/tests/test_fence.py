@@ -213,7 +213,7 @@ def test_a_lost_channel_is_made_anew_for_the_fence(writer: Writer) -> None:
 
 
 def test_a_slice_fails_when_the_fence_is_not_confirmed_in_time() -> None:
-    with two_rails(fence_timeout_s=0.3) as writer:
+    with two_rails(fence_timeout_s=2.0) as writer:
         part(writer, NEW).wait(DEADLINE_S)
         moved = hold_bytes_on_the_way(writer)
         writer.channel.stall()

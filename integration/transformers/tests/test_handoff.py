@@ -306,4 +306,4 @@ def test_two_processes_give_the_tokens_of_one_and_die_with_their_parent(
         assert (reply.status, reply.error_code) == (503, "kv_transfer_failed")
         assert TestClient(here["url"]).get("/health").status == 200
         second.terminate()
-        assert second.wait(5) == 0
+        assert second.wait(WAIT_S) == 0

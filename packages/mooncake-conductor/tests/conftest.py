@@ -15,7 +15,7 @@ from mooncake_conductor.testing import FakeWorker, RunningConductor, wait_until
 
 TIMEOUT_S = 20.0
 # Short where a test has to wait for it, long enough for a machine with other work to do.
-QUICK = {"probe_interval_s": 0.1, "replay_interval_s": 0.1, "connect_timeout_s": 5.0, "idle_timeout_s": 2.0}
+QUICK = {"probe_interval_s": 0.1, "replay_interval_s": 0.1, "connect_timeout_s": 5.0, "idle_timeout_s": 4.0}
 
 
 @dataclass

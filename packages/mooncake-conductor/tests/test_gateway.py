@@ -253,13 +253,15 @@ def test_a_worker_registers_and_leaves(cluster) -> None:
     assert group.client.post("/unregister", {"url": group.prefill.url}).status == 404
 
 
-def test_a_draining_worker_ends_what_it_has(pair) -> None:
-    pair.decode.behaviour.token_s = 0.2
+def test_a_draining_worker_ends_what_it_has(cluster) -> None:
+    pair = cluster("prefill", "decode", idle_timeout_s=20.0)
+    pair.decode.behaviour.token_s = 2.0
     with pair.client.opened(TEXT, {**PROMPT, "stream": True}) as response:
         response.readline()
         assert pair.client.post("/unregister", {"url": pair.decode.url}).json["requests_left"] == 1
         assert pair.shown(pair.decode)["state"] == "draining"
         assert pair.client.post(TEXT, PROMPT).error["code"] == "no_decode_worker"
+        pair.decode.behaviour.token_s = 0.0
         assert response.read().endswith(b"data: [DONE]\n\n")
     wait_until(
         lambda: len(pair.client.get("/workers").json["workers"]) == 1, "the drained worker is forgotten"

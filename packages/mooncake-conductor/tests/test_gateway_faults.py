@@ -90,10 +90,10 @@ def test_a_decode_worker_that_stalls_ends_the_stream_after_the_idle_limit(pair) 
     pair.decode.behaviour.stall_after_tokens = 2
     started_s = time.monotonic()
     events = pair.client.stream(TEXT, PROMPT)
-    assert 2.0 <= time.monotonic() - started_s < 10
+    assert 4.0 <= time.monotonic() - started_s < 15
     assert texts(events) == ["Hello", ","]
     assert events[-2]["error"]["code"] == "decode_worker_silent"
-    assert "silent for 2 s" in events[-2]["error"]["message"]
+    assert "silent for 4 s" in events[-2]["error"]["message"]
     assert events[-1] == "[DONE]"
     wait_until(lambda: pair.decode.abandoned == 1, "the worker was told to stop")
 
@@ -148,8 +148,8 @@ def test_a_first_token_that_never_comes_is_503(cluster) -> None:
 
 
 def test_a_first_token_may_take_longer_than_the_idle_limit(cluster) -> None:
-    group = cluster("prefill", "decode", idle_timeout_s=0.3)
-    group.decode.behaviour.fetch_s = 0.6
+    group = cluster("prefill", "decode", idle_timeout_s=3.0)
+    group.decode.behaviour.fetch_s = 4.0
     events = group.client.stream(CHAT, MESSAGES)
     assert events[0]["choices"][0]["delta"]["role"] == "assistant"
     assert "mooncake" in events[-2]
@@ -165,7 +165,7 @@ def test_a_prefill_that_takes_too_long_is_503_and_is_stopped(cluster) -> None:
 
 @STREAM_OR_NOT
 def test_a_frozen_worker_is_given_up_when_its_probes_find_it_silent(cluster, stream: bool) -> None:
-    group = cluster("prefill", "decode", probe_timeout_s=0.2, silence_limit_s=0.5)
+    group = cluster("prefill", "decode", probe_timeout_s=1.0, silence_limit_s=3.0)
     group.decode.behaviour.token_s = 0.01
     group.prefill.behaviour.prefill_s = 0.0
     group.prefill.behaviour.frozen = True

@@ -102,4 +102,4 @@ def test_a_release_that_is_not_answered_is_given_up(pair) -> None:
     pair.decode.behaviour.refuse = (400, REFUSAL)
     assert pair.client.post(TEXT, PROMPT).error == REFUSAL
     wait_for_release(pair.prefill)
-    wait_until(lambda: pair.prefill.releases_cut == 1, "the conductor hung up", RELEASE_TIMEOUT_S + 3)
+    wait_until(lambda: pair.prefill.releases_cut == 1, "the conductor hung up", RELEASE_TIMEOUT_S + 15)

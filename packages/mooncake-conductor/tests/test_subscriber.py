@@ -14,7 +14,7 @@ from mooncake_store.errors import EventMalformed
 from mooncake_store.kv_events.publisher import KVEventPublisher
 from mooncake_store.kv_events.wire import BlockRemoved, EventBatch, encode_batch, encode_sequence
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 class RecordingSink:
@@ -71,12 +71,12 @@ async def until(condition, what: str) -> None:
 
 @contextlib.asynccontextmanager
 async def following(
-    endpoint: str, replay: str | None, *, interval_s: float = 60.0
+    endpoint: str, replay: str | None, *, interval_s: float = 60.0, timeout_s: float = 5.0
 ) -> AsyncIterator[RecordingSink]:
     sink = RecordingSink()
     context = zmq.asyncio.Context()
     subscriber = EventSubscriber(
-        context, endpoint, replay, sink, replay_timeout_s=0.5, replay_interval_s=interval_s
+        context, endpoint, replay, sink, replay_timeout_s=timeout_s, replay_interval_s=interval_s
     )
     task = asyncio.create_task(subscriber.run())
     try:
@@ -133,7 +133,7 @@ def test_a_skipped_batch_is_fetched_by_replay() -> None:
 @pytest.mark.parametrize("replay", [None, "tcp://127.0.0.1:9"], ids=["none", "dead"])
 def test_a_gap_nobody_can_fill_loses_the_view_and_the_stream_goes_on(replay: str | None) -> None:
     async def scenario() -> None:
-        async with live_socket() as live, following(live.endpoint, replay) as sink:
+        async with live_socket() as live, following(live.endpoint, replay, timeout_s=0.5) as sink:
             await live.subscribed()
             await live.send(7, 1)  # the first number seen: nothing known is lost
             await live.send(8, 2)

@@ -16,18 +16,19 @@ from mooncake_store import Store, StoreConfig
 from mooncake_transfer import TransferConfig, TransferEngine
 
 CHILD = Path(__file__).with_name("child.py")
+# Short where a test waits for it, yet longer than a busy machine may let a thread or a process stand still.
 FAST = StoreConfig(
-    lease_ttl_s=2.0,
-    reservation_ttl_s=1.5,
+    lease_ttl_s=5.0,
+    reservation_ttl_s=5.0,
     heartbeat_s=0.1,
     reconnect_max_s=0.2,
-    connect_timeout_s=2.0,
-    call_timeout_s=2.0,
+    connect_timeout_s=10.0,
+    call_timeout_s=5.0,
     put_wait_s=0.3,
 )
 
 
-def eventually(condition, timeout_s=10.0):
+def eventually(condition, timeout_s=30.0):
     """Wait until the condition holds; fails the test when it does not within the time."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -400,4 +400,4 @@ def test_the_commands_take_certificates_from_the_environment(authority, files, m
             assert runner.invoke(app, ["store", "get", "k", "--tenant", "red"]).stdout_bytes == b"1"
     finally:
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0

@@ -84,4 +84,4 @@ def test_an_owner_removes_its_values_and_leaves_without_waiting(world, fast, eve
     eventually(lambda: owner.stats().free_bytes == MIB)
     owner.close()
     assert master.stats().capacity_bytes == 0
-    assert time.monotonic() - began_s < 10.0
+    assert time.monotonic() - began_s < 30.0

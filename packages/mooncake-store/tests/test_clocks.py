@@ -59,19 +59,19 @@ while abs(time.time() - began) < 80_000:
     assert time.monotonic() - began_s < 30, "nobody sets the clock"
     time.sleep(0.05)
 tier = TierConfig(kind="file", path=sys.argv[1], capacity_bytes=16 * MIB, bucket_bytes=4 * MIB)
-times = dict(lease_ttl_s=1.2, reservation_ttl_s=1.2, client_ttl_s=6.0, heartbeat_s=0.1)
+times = dict(lease_ttl_s=4.0, reservation_ttl_s=4.0, client_ttl_s=8.0, heartbeat_s=0.1)
 config, tiered = StoreConfig(**times), StoreConfig(**times, tiers=(tier,), tier_admission="all")
 with TransferEngine() as engine, Store(engine, lend_bytes=4 * MIB, config=tiered) as owner:
     with TransferEngine() as other, Store(other, engine.address, config=config) as client:
         began_s = time.monotonic()
         number = 0
-        while time.monotonic() - began_s < 1.5:  # longer than any lease
+        while time.monotonic() - began_s < 4.5:  # longer than any lease
             value = number.to_bytes(4, "little") * 25_000
             client.put(f"{number}", value)
             assert client.get(f"{number}") == owner.get(f"{number}") == value
             number += 1
         reader = client.open_value(f"{number - 1}")
-        while time.monotonic() - began_s < 3.0:
+        while time.monotonic() - began_s < 9.0:
             assert reader.read(0, 4) == (number - 1).to_bytes(4, "little")
             time.sleep(0.05)
         reader.close()

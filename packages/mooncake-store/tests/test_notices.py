@@ -181,7 +181,7 @@ def test_a_client_is_told_at_once_and_not_only_with_the_next_heartbeat(world, fa
         for turn in range(3):
             master.put("k", b"1")
             master.remove("k")
-            eventually(lambda told=told, turn=turn: told == [b"k"] * (turn + 1), timeout_s=5.0)
+            eventually(lambda told=told, turn=turn: told == [b"k"] * (turn + 1))
         owner.close()
 
 

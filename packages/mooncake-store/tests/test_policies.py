@@ -88,7 +88,7 @@ def test_a_value_survives_one_owner_of_its_replicas_even_while_it_is_read(world,
 
 def test_a_read_that_fails_at_one_replica_goes_on_at_another(world, content, eventually):
     engine = world.engine()
-    slow = msgspec.structs.replace(StoreConfig(), heartbeat_s=0.1, connect_timeout_s=2.0)
+    slow = msgspec.structs.replace(StoreConfig(), heartbeat_s=0.1)
     reader = world.store(engine, config=slow)
     child = world.child(master=engine.address, lend=MIB)
     other = world.store(world.engine(), engine.address, lend=MIB)

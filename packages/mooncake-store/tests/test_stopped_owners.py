@@ -127,7 +127,7 @@ def test_a_read_goes_on_to_another_replica_when_the_nearest_is_silent(
 ) -> None:
     there = fakes(owners=2)
     there.client.put("k", content(b"k", 1, NBYTES), policy=PutPolicy(replicas=2))
-    hasty = there.another(transfer_timeout_s=2.0)
+    hasty = there.another(transfer_timeout_s=8.0)  # half of it for the first
     nearest = there.client._read(["k"])
     with nearest:
         (silent,) = set(
@@ -142,7 +142,7 @@ def test_a_put_goes_to_another_segment_when_the_preferred_one_is_silent(
 ) -> None:
     there = fakes(owners=2)
     with there.frozen(0):
-        there.another(transfer_timeout_s=2.0).put("k", content(b"k", 1, NBYTES), policy=there.on(0))
+        there.another(transfer_timeout_s=8.0).put("k", content(b"k", 1, NBYTES), policy=there.on(0))
         assert there.client.get("k") == content(b"k", 1, NBYTES)
         # With nowhere else to go it says why.
         with there.frozen(1), pytest.raises(errors.PutFailed, match="did not finish within"):
@@ -259,7 +259,7 @@ def test_a_stopped_process_is_a_miss_in_time_and_a_place_for_nothing(
 def test_a_read_of_a_stopped_process_ends_when_the_master_has_given_it_up(
     processes: Callable[..., Processes], content: Any
 ) -> None:
-    there = processes("tcp", ttl_s=2.0)
+    there = processes("tcp", ttl_s=5.0)
     there.client.put("k", content(b"k", 1, NBYTES))
     began_s = time.monotonic()
     with stopped_process(there.owner.process.pid), pytest.raises(errors.KeyNotFound):

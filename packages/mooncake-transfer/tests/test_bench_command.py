@@ -70,7 +70,7 @@ def test_a_target_of_its_own_process_is_used_and_ends_on_sigterm() -> None:
             address = json.loads(pipe.read())["address"]
         result = mooncake("bench", "transfer", *QUICK, "--drivers", "tcp", "--target", address)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert result.exit_code == 0, result.output
     assert "this side kept" in result.output
 

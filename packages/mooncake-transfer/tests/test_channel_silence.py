@@ -22,7 +22,7 @@ def link(state):
     subprocess.run(["ip", "link", "set", "lo", state], check=True)
 
 def channel():
-    made = Channel(silence_s=2.0)
+    made = Channel(silence_s=SILENCE_S)
     made.listen("127.0.0.1", 0)
     made.start(b"")
     return made
@@ -78,8 +78,8 @@ caller.join(20)
 """
 
 
-def run(scenario: str) -> dict[str, Any]:
-    script = LINK_GOES_DOWN.replace("SCENARIO", scenario)
+def run(scenario: str, silence_s: float = 2.0) -> dict[str, Any]:
+    script = LINK_GOES_DOWN.replace("SILENCE_S", str(silence_s)).replace("SCENARIO", scenario)
     command = ["unshare", "--net", sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
@@ -104,4 +104,4 @@ def test_a_call_to_a_host_that_is_gone_ends_long_before_its_deadline_and_the_lin
 
 
 def test_a_link_that_is_down_for_less_than_the_limit_costs_no_connection() -> None:
-    assert run(SHORT_CUT)["answer"] == "ksa"
+    assert run(SHORT_CUT, silence_s=6.0)["answer"] == "ksa"

@@ -318,7 +318,7 @@ def test_who_waits_for_another_threads_connection_waits_no_longer_than_it_said(
     def connect(address: str) -> None:
         started_s = time.monotonic()
         with pytest.raises(PeerUnreachable):
-            engines[0].connect(address, timeout_s=0.5)
+            engines[0].connect(address, timeout_s=2.0)
         waited_s.append(time.monotonic() - started_s)
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -329,7 +329,7 @@ def test_who_waits_for_another_threads_connection_waits_no_longer_than_it_said(
         for thread in threads:
             thread.join()
     assert len(waited_s) == 4
-    assert max(waited_s) < 1.5
+    assert max(waited_s) < 6.0  # one after another, the last would have waited for 8 s
 
 
 def test_nobody_at_the_address_is_an_error_that_names_it(

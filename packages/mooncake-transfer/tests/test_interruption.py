@@ -148,7 +148,7 @@ def test_ctrl_c_while_an_engine_closes_leaves_nothing_of_it() -> None:
 
 def test_other_threads_go_on_while_drivers_begin_connections() -> None:
     script = PRELUDE + (
-        "slow = TransferEngine(fabric.config('slow', devices=8, options={'connect_ms': 100}))\n"
+        "slow = TransferEngine(fabric.config('slow', devices=8, options={'connect_ms': 500}))\n"
         "turns, over = [0], threading.Event()\n"
         "def turn():\n"
         "    while not over.wait(0.01): turns[0] += 1\n"

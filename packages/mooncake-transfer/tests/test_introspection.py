@@ -197,5 +197,5 @@ def test_top_runs_until_it_is_interrupted(pair) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.send_signal(signal.SIGINT) if owner.address in process.stdout.readline() else process.kill()
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors

@@ -128,7 +128,7 @@ def test_a_large_request_is_served_before_small_ones_that_came_later(engine: Tra
 
 def test_who_gives_up_lets_those_behind_pass(engine: TransferEngine) -> None:
     with small_pool(engine) as pool, ThreadPoolExecutor(2) as threads, pool.acquire(32 * KIB):
-        large = threads.submit(pool.acquire, 64 * KIB, 0.2)
+        large = threads.submit(pool.acquire, 64 * KIB, 3.0)
         wait_until_waiting(pool, 1)
         small = threads.submit(pool.acquire, 4 * KIB, DEADLINE_S)
         with pytest.raises(PoolExhausted):

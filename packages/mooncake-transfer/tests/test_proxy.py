@@ -99,9 +99,17 @@ def test_bytes_and_ends_are_forwarded_as_they_are(
 def test_a_delay_holds_back_each_way_and_costs_no_bandwidth(client: socket.socket, proxy: FaultProxy) -> None:
     proxy.delay(0.1)
     data = bytes(1 << 20)
-    began = time.monotonic()
-    assert exchange(client, data) == data
-    assert 0.2 <= time.monotonic() - began < 16 * 0.2  # one after another, its 16 chunks would need that
+
+    def exchanged_in_s() -> float:
+        began = time.monotonic()
+        assert exchange(client, data) == data
+        return time.monotonic() - began
+
+    # One after another, its 16 chunks would always need that; a machine that pauses does so only at times.
+    taken_s = [exchanged_in_s()]
+    while taken_s[-1] >= 16 * 0.2 and len(taken_s) < 5:
+        taken_s.append(exchanged_in_s())
+    assert 0.2 <= min(taken_s) < 16 * 0.2
 
 
 def test_a_throttle_is_an_upper_limit(client: socket.socket, proxy: FaultProxy) -> None:

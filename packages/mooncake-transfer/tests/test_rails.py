@@ -139,7 +139,7 @@ def test_a_spare_combination_of_devices_is_used_when_the_usual_ones_are_cut(stac
 
 def test_a_burst_of_failures_is_one_incident_and_three_incidents_open_the_breaker(stack: ExitStack) -> None:
     # Long enough for two writes on a busy machine.
-    rails = RailConfig(breaker_pause_s=2, breaker_max_pause_s=2, suspect_pause_s=0.001, probe_every=0)
+    rails = RailConfig(breaker_pause_s=5, breaker_max_pause_s=5, suspect_pause_s=0.001, probe_every=0)
     pair = Pair(stack, 8 * MIB, rails=rails)
     for index in range(2):  # no faster than they claim, or the other one seems too slow to be used at all
         pair.fabric.device("near", index).slow(bandwidth=1e9)
@@ -247,13 +247,13 @@ def test_each_pause_of_a_rail_that_stays_dead_is_twice_the_last_one_up_to_the_lo
         return state() == "open"
 
     pauses = []
-    for _ in range(5):
+    for _ in range(7):
         wait_until(it_fails, "a trial fails")
         wait_until(lambda: state() == "half-open", "the pause is over")
         pauses.append(time.monotonic() - began[-1])
-    for pause, at_least in zip(pauses, (0.2, 0.4, 0.8, 0.8, 0.8), strict=True):
+    for pause, at_least in zip(pauses, (0.2, 0.4, *[0.8] * 5), strict=True):
         assert pause >= at_least, pauses
-    assert pauses[-1] < 3.2, pauses  # that much it would be without a longest one
+    assert pauses[-1] < 12.8, pauses  # that much it would be without a longest one
     pair.check_written()
 
 

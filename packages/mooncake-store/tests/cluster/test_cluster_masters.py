@@ -18,7 +18,7 @@ from mooncake_store.cluster.contract import lease_clock_s
 from mooncake_store.cluster.master import ClusterMaster
 
 MIB = 1 << 20
-TTL_S = 1.0
+TTL_S = 10.0  # leaders that end resign, so that nobody waits for it
 Eventually = Callable[..., Any]
 
 
@@ -152,13 +152,13 @@ def test_a_candidate_whose_service_is_silent_is_out_of_office_when_its_term_ends
         eventually(lambda: events == [1])
         assert candidate.in_office(1)
         assert not candidate.in_office(2)
-        voter.ttl_s = 0.3
-        eventually(lambda: candidate._term is not None and candidate._term.until_s < lease_clock_s() + 1)
+        voter.ttl_s = 3.0
+        eventually(lambda: candidate._term is not None and candidate._term.until_s < lease_clock_s() + 4)
         voter.answers = False
         eventually(lambda: not candidate.in_office(1))
         eventually(lambda: len(events) == 2)
         assert "does not answer" in str(events[1])
-        voter.answers = True
+        voter.ttl_s, voter.answers = 60.0, True
         eventually(lambda: events[2:] == [2])
         candidate.step_down(7)
         assert not candidate.in_office(2)

@@ -63,7 +63,7 @@ def test_a_leadership_that_is_not_kept_ends_at_its_holder_before_it_ends_for_oth
     holder, other = opened(url), opened(url)
     term = holder.campaign("10.0.0.1:1", SHORT_S, 0)
     assert term is not None
-    successor = eventually(lambda: other.campaign("10.0.0.2:2", SHORT_S, 0), 20)
+    successor = eventually(lambda: other.campaign("10.0.0.2:2", LONG_S, 0), 20)
     assert lease_clock_s() > term.until_s
     assert successor.leader.epoch > term.leader.epoch
     assert holder.keep(term, SHORT_S) is None
@@ -74,16 +74,17 @@ def test_a_leadership_that_is_not_kept_ends_at_its_holder_before_it_ends_for_oth
 
 def test_a_leadership_that_is_kept_lasts(url: str, opened: Open) -> None:
     holder, other = opened(url), opened(url)
-    term = holder.campaign("10.0.0.1:1", 2.0, 0)
+    ttl_s = 4.0
+    term = holder.campaign("10.0.0.1:1", ttl_s, 0)
     assert term is not None
-    until_s = time.monotonic() + 2.6
+    until_s = time.monotonic() + 1.2 * ttl_s
     while time.monotonic() < until_s:
-        kept = holder.keep(term, 2.0)
+        kept = holder.keep(term, ttl_s)
         assert kept is not None
         assert kept.until_s >= term.until_s
         assert kept.leader == term.leader
         term = kept
-        assert other.campaign("10.0.0.2:2", 2.0, 0) is None
+        assert other.campaign("10.0.0.2:2", ttl_s, 0) is None
         time.sleep(0.3)
 
 

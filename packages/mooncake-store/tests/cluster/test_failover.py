@@ -30,7 +30,7 @@ def cluster(tmp_path: Path) -> str:
 
 @pytest.fixture
 def settings(fast: StoreConfig) -> StoreConfig:
-    return msgspec.structs.replace(fast, leader_ttl_s=1.0, connect_timeout_s=10.0)
+    return msgspec.structs.replace(fast, leader_ttl_s=5.0, connect_timeout_s=10.0)
 
 
 def leader_of(masters: list[ClusterMaster]) -> ClusterMaster | None:

@@ -67,7 +67,8 @@ class Cluster:
 
 @pytest.fixture
 def settings(fast: StoreConfig) -> StoreConfig:
-    return msgspec.structs.replace(fast, leader_ttl_s=1.0, connect_timeout_s=20.0, transfer_timeout_s=1.0)
+    times = {"leader_ttl_s": 3.0, "connect_timeout_s": 20.0, "call_timeout_s": 2.0, "transfer_timeout_s": 1.0}
+    return msgspec.structs.replace(fast, **times)
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ def test_removing_leaves_entries_of_others_alone(registry: Registry) -> None:
 
 
 def test_an_entry_that_nobody_renews_expires_and_a_renewed_one_stays(shared_url: str) -> None:
-    ttl_s = 2.0
+    ttl_s = 4.0
     # Two clients, as two engines are: an etcd lease belongs to one.
     dying, living = open_registry(shared_url, 5.0), open_registry(shared_url, 5.0)
     assert dying.replace(engine_key("dies"), None, b"1", ttl_s)

@@ -8,19 +8,22 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
 from mooncake_transfer import TransferConfig, TransferEngine
 from mooncake_transfer.errors import RegistryUnavailable
 from mooncake_transfer.registry import open_registry
+from mooncake_transfer.registry.contract import Interruptible
 from mooncake_transfer.registry.deadline import TimedRegistry
+from mooncake_transfer.registry.finding import registries
 from mooncake_transfer.registry.memory import MemoryRegistry
 from mooncake_transfer.testing.fixtures import wait_until
 
 TIMEOUT_S = 1.5
 # What a busy machine may need beyond a deadline; far less than the servers below would take.
-SLACK_S = 2.5
+SLACK_S = 10.0
 BEGINNINGS = {"http": b"HTTP/1.1 200 OK\r\nServer: ", "etcd": b"HTTP/1.1 200 OK\r\n\r\n", "redis": b"+"}
 
 
@@ -106,6 +109,24 @@ def test_the_callers_deadline_holds_while_the_registry_is_asked(trickling_url: s
             with within(0.3), pytest.raises(RegistryUnavailable, match=r"no answer within 0\.3 s"):
                 ask("somebody", timeout_s=0.3)
         wait_until(lambda: not asking_threads(), "the questions are interrupted")
+
+
+@pytest.mark.timeout(60)
+def test_a_question_that_is_given_up_while_it_connects_ends_all_the_same(
+    trickling_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = registries()[trickling_url.partition(":")[0]].open(trickling_url, 30.0)
+    resolve = socket.getaddrinfo
+    assert isinstance(registry, Interruptible)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        registry.interrupt()
+        return resolve(*arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", interrupted)
+    with pytest.raises(RegistryUnavailable):
+        registry.get("k")
+    registry.close()
 
 
 def test_closing_an_engine_ends_the_questions_of_its_other_threads(trickling_url: str) -> None:

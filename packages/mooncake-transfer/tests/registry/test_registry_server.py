@@ -21,7 +21,7 @@ from mooncake_transfer.registry.records import engine_key
 from mooncake_transfer.testing.registry_servers import RegistryServer, metadata_server
 
 COMMAND = [sys.executable, "-m", "mooncake_transfer.cli", "metadata"]
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 MIB = 1 << 20
 
 

@@ -19,8 +19,8 @@ from mooncake_store.kv_events.publisher import KVEventPublisher
 
 __all__ = ["Behaviour", "FakeWorker"]
 
-START_TIMEOUT_S = 10.0
-STOP_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
 
 Role = Literal["prefill", "decode", "both"]
 Handler = Callable[[aiohttp.web.Request], Awaitable[aiohttp.web.StreamResponse]]

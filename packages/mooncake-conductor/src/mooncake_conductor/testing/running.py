@@ -11,8 +11,8 @@ from mooncake_conductor.server import ConductorServer
 
 __all__ = ["RunningConductor"]
 
-START_TIMEOUT_S = 10.0
-STOP_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
 
 
 class RunningConductor:

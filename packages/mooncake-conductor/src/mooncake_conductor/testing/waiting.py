@@ -10,7 +10,7 @@ __all__ = ["wait_until"]
 POLL_S = 0.005
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
     """Return as soon as ``condition()`` is true. Raises AssertionError that says ``what`` never was."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():

@@ -51,5 +51,5 @@ def plot_results(results: Sequence[Result], file: Path) -> None:
         axes.set_ylabel(label)
         axes.grid(visible=True, alpha=0.3)
     latency.set_yscale("log")
-    rate.legend()
+    rate.legend(loc="upper left")  # finding the best place takes long, of which it warns
     figure.savefig(file)

@@ -84,6 +84,9 @@ class Exchange:
     def interrupt(self) -> None:
         """End the request in progress, from another thread; no other can be sent afterwards."""
         self._interrupted = True
+        self._end_sockets()
+
+    def _end_sockets(self) -> None:
         for connection in list(self._sockets):
             # Not close(): the thread that reads would go on with a number that may be another file's by then.
             with contextlib.suppress(OSError):
@@ -92,6 +95,8 @@ class Exchange:
     def _note_socket(self, event: str, details: Mapping[str, Any]) -> None:
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             self._sockets.add(details["return_value"].get_extra_info("socket"))
+            if self._interrupted:  # while it was being made
+                self._end_sockets()
 
     def close(self) -> None:
         """End every connection."""

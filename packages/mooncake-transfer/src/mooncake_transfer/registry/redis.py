@@ -43,13 +43,21 @@ end
 Result = TypeVar("Result")
 
 
-def redis_client(url: RegistryUrl, database: int, timeout_s: float) -> redis.Redis:
-    """A client that tries once, and whose every wait ends after ``timeout_s``."""
+def redis_client(
+    url: RegistryUrl,
+    database: int,
+    timeout_s: float,
+    connected: Callable[[Any], None] | None = None,
+) -> redis.Redis:
+    """A client that tries once, and whose every wait ends after ``timeout_s``.
+
+    ``connected`` gets each new ``redis.Connection`` and has to call its ``on_connect()``, as None does.
+    """
     host, port = url.endpoints[0]
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"redis_connect_func": connected}
     if url.context is not None:
         files = {f"ssl_{option}": url.tls.get(name) for name, option in TLS_FILES.items()}
-        options = {"ssl": True, **files}
+        options |= {"ssl": True, **files}
     return redis.Redis(
         host,
         port,
@@ -69,7 +77,7 @@ class RedisRegistry:
     def __init__(self, url: RegistryUrl, database: int, timeout_s: float) -> None:
         self.where = url.where
         self._interrupted = False
-        self._redis = redis_client(url, database, timeout_s)
+        self._redis = redis_client(url, database, timeout_s, self._greet)
         self._replace = self._redis.register_script(REPLACE)
         self._renew = self._redis.register_script(RENEW)
         self._remove = self._redis.register_script(REMOVE)
@@ -118,6 +126,11 @@ class RedisRegistry:
     def close(self) -> None:
         """As ``Registry.close``."""
         self._redis.close()
+
+    def _greet(self, connection: Any) -> None:
+        if self._interrupted:  # while it was being made
+            raise redis.ConnectionError("the question was given up")
+        connection.on_connect()
 
     def _run(self, script: Callable[..., Any], keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         return self._ask(lambda: script(keys=keys, args=arguments))

@@ -25,7 +25,7 @@ __all__ = ["DEADLINE_S", "DriverFixtures", "bytes_of", "wait_until"]
 
 # No test waits longer for any one thing: generous, because machines that run tests are busy.
 DEADLINE_S = 20.0
-SETTLE_S = 5.0
+SETTLE_S = 20.0
 POLL_S = 0.002
 
 Bytes = npt.NDArray[np.uint8]

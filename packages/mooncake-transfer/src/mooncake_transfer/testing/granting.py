@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +12,7 @@ from mooncake_transfer.errors import PeerRestarted, PeerUnreachable, RegionRefus
 from mooncake_transfer.testing.fixtures import DEADLINE_S, DriverFixtures, bytes_of, wait_until
 from mooncake_transfer.testing.owner import Target
 from mooncake_transfer.testing.pattern import digest, pattern
+from mooncake_transfer.testing.ports import free_port
 
 __all__ = ["Grants"]
 
@@ -103,8 +103,7 @@ class Grants(DriverFixtures):
         """What was imported from a process that died never reaches the one that took its place."""
         if self.quirks.same_process_only:
             pytest.skip(f"driver {self.driver!r} does not reach other processes")
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            config = self.config(port=probe.getsockname()[1])
+        config = self.config(port=free_port())
         local, _ = self.local(engine, NBYTES, LOCAL_SEED)
         with self.peer_process(config) as first:
             remote = engine.import_region(first.allocate(NBYTES, REMOTE_SEED).descriptor)

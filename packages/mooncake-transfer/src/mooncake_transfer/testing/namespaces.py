@@ -30,7 +30,7 @@ TUNSETIFF = 0x400454CA
 IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
 MTU = 1500
 PACKET_BYTES = 65536
-COMMAND_S = 10.0
+COMMAND_S = 30.0
 
 
 class NetworkUnavailable(Exception):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import pytest
 
 from mooncake_transfer.errors import RegistryUnavailable
 from mooncake_transfer.registry import open_registry
+from mooncake_transfer.testing.ports import free_port
 from mooncake_transfer.testing.stopping import stop_process
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "etcd_members",
     "etcd_server",
     "find_program",
-    "free_port",
     "metadata_server",
     "redis_server",
     "skip_without_program",
@@ -38,7 +37,7 @@ __all__ = [
 
 PROGRAMS = {"etcd": "etcd", "redis": "redis-server"}
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.02
 
@@ -165,14 +164,6 @@ def skip_without_program(kind: str, *, required: bool) -> None:
         if required:
             raise
         pytest.skip(str(error))
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def metadata_server(folder: Path, *, token: str = "", tls: TlsFiles | None = None) -> RegistryServer:
