@@ -75,6 +75,13 @@ def asking_threads() -> list[str]:
     ]
 
 
+def asking_engine(url: str, timeout_s: float, name: str = "") -> TransferEngine:
+    """Of one driver, so that it waits for no process that probes others."""
+    return TransferEngine(
+        TransferConfig(registry=url, name=name, registry_timeout_s=timeout_s, drivers=("tcp",))
+    )
+
+
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
     started_s = time.monotonic()
@@ -86,22 +93,21 @@ def test_a_server_that_trickles_holds_nobody_beyond_the_deadline_and_leaves_no_t
     trickling_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
-    config = TransferConfig(registry=trickling_url, name="e", registry_timeout_s=TIMEOUT_S)
     with within(TIMEOUT_S):
-        engine = TransferEngine(config)
-    with within(TIMEOUT_S), pytest.raises(RegistryUnavailable, match="no answer within"):
-        engine.connect("somebody")
-    with within(TIMEOUT_S):
-        engine.publish(engine.allocate(4096, name="kv"))
-    with within(TIMEOUT_S):
-        engine.close()
+        engine = asking_engine(trickling_url, TIMEOUT_S, name="e")
+    with contextlib.closing(engine):
+        with within(TIMEOUT_S), pytest.raises(RegistryUnavailable, match="no answer within"):
+            engine.connect("somebody")
+        with within(TIMEOUT_S):
+            engine.publish(engine.allocate(4096, name="kv"))
+        with within(TIMEOUT_S):
+            engine.close()
     wait_until(lambda: not asking_threads(), "no thread is left")
     assert not caplog.records
 
 
 def test_the_callers_deadline_holds_while_the_registry_is_asked(trickling_url: str) -> None:
-    config = TransferConfig(registry=trickling_url, registry_timeout_s=60.0)
-    with TransferEngine(config) as engine:
+    with asking_engine(trickling_url, 60.0) as engine:
         for ask in (
             engine.connect,
             lambda name, timeout_s: engine.find_region(name + "/r", timeout_s=timeout_s),
@@ -130,7 +136,7 @@ def test_a_question_that_is_given_up_while_it_connects_ends_all_the_same(
 
 
 def test_closing_an_engine_ends_the_questions_of_its_other_threads(trickling_url: str) -> None:
-    engine = TransferEngine(TransferConfig(registry=trickling_url, registry_timeout_s=60.0))
+    engine = asking_engine(trickling_url, 60.0)
     said: list[BaseException] = []
 
     def ask() -> None:
