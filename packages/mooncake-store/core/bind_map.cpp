@@ -338,7 +338,10 @@ std::tuple<Refs, uint32_t, uint64_t, uint64_t, uint64_t, uint64_t> lying_in(Map&
 
 bool lies_in(Map& self, const nb::bytes& slots, uint64_t segment) {
   auto given = as_span<uint32_t>(slots, "slots");
-  for (uint32_t at : given) require(self.core().is_leased(at), "a slot has no lease");
+  for (uint32_t at : given) {
+    require(self.core().is_leased(at) || self.core().is_reserved(at),
+            "a slot has no lease and is not reserved");
+  }
   return self.core().lies_in(given, segment);
 }
 
@@ -534,7 +537,7 @@ void bind_copies(nb::class_<Map>& map) {
           "at"_a, "version"_a, "segment"_a,
           "Let an object leave a segment if a replica of it stays elsewhere; whether that is so.")
       .def("lies_in", &lies_in, "slots"_a, "segment"_a,
-           "Whether one of these leased slots has bytes there. Raises ValueError.");
+           "Whether one of these leased or reserved slots has bytes there. Raises ValueError.");
 }
 
 }  // namespace

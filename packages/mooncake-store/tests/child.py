@@ -26,6 +26,14 @@ class Actor:
     def put(self, key, version, nbytes, if_exists="error"):
         self.store.put(key, content(key.encode(), version, nbytes), if_exists=if_exists)
 
+    def put_ones(self, key, nbytes):
+        """Put a value of ones, or be refused."""
+        try:
+            self.store.put(key, b"\1" * nbytes)
+        except (errors.StoreFull, errors.PutFailed):
+            return "refused"
+        return "put"
+
     def get(self, key, version):
         value = self.store.get(key)
         return value == content(key.encode(), version, len(value))

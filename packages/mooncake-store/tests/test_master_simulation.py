@@ -1,5 +1,8 @@
 """Seeded random clients, some of them dying, against the master's state and a model of the memory they share.
 
+Owners fence in every second store: there, writers go on writing after their deadline as long as their key is
+good.
+
 What must hold whatever happens: a read that the master lets stand has the bytes of exactly the version it
 located, no two values share a byte, every byte is booked once, and, where another master may take over, the
 ledger of an owner never names bytes that anything else was written to.
@@ -41,13 +44,15 @@ def granules_of(offset, nbytes):
 
 
 class Put:
-    """A batch between its reservation and its end. Its writer may write until the deadline, dead or alive."""
+    """A batch between its reservation and its end. Its writer may write until the deadline, dead or alive;
+    where there are fences, for as long as its access keys are good.
+    """
 
     def __init__(self, client, keys, if_exists, reply, deadline_s):
         self.client, self.keys, self.if_exists = client, keys, if_exists
         self.reservation, self.deadline_s = reply.reservation, deadline_s
         self.outcomes = list(reply.outcomes)
-        self.rows = rows_of(reply.placement)
+        self.rows, self.descriptors = rows_of(reply.placement), reply.placement.segments
         self.tokens = [object() for _ in keys]
 
 
@@ -56,7 +61,9 @@ class World:
 
     def __init__(self, seed):
         self.random = random.Random(seed)
-        self.recovery = seed % 2 == 1
+        self.recovery, self.fences = seed % 2 == 1, seed % 4 >= 2
+        self.good_keys, self.fencing, self.last_key = {}, {}, 0
+        self.late_writes = 0
         self.state = MasterState(EPOCH, msgspec.structs.replace(CONFIG, recovery=self.recovery))
         self.map = self.state.context.map
         self.last_segment = 0
@@ -82,6 +89,7 @@ class World:
             self.remove: 1,
             self.lose: 1,
             self.beat: 2,
+            self.fence: 2 * self.fences,
             self.time_goes_by: 3,
         }
         for step in self.random.choices(list(steps), list(steps.values()), k=STEPS):
@@ -110,14 +118,20 @@ class World:
         request = protocol.Mount(
             client=client,
             nbytes=LENT[client] * GRANULE,
-            descriptor=b"%d" % client,
+            descriptor=self.new_key(),
             segment=1000 + self.last_segment,
+            minors=(0, 3 if self.fences else 2),
         )
         self.ledgers[client] = Ledger()
         reply = self.state.handle(request, self.last_connection, "", self.now_s)
         if reply.segment:
             self.memory[reply.segment] = [None] * LENT[client]
             self.segment_of[client] = reply.segment
+            self.good_keys[reply.segment] = {request.descriptor}
+
+    def new_key(self):
+        self.last_key += 1
+        return b"key %d" % self.last_key
 
     def lose(self):
         client = self.any_client()
@@ -132,6 +146,7 @@ class World:
     def end_standing(self, client):
         self.zombies += [(put, put.rows) for put in self.puts if put.client == client]
         self.puts = [put for put in self.puts if put.client != client]
+        self.fencing.pop(client, None)
         lost = self.segment_of.pop(client, None)
         if lost is not None:
             self.memory[lost] = [GARBAGE] * len(self.memory[lost])
@@ -172,7 +187,8 @@ class World:
 
     def write(self, put, rows):
         for position, _, segment, offset, nbytes in rows:
-            if segment in self.segment_of.values():
+            if segment in self.segment_of.values() and put.descriptors[segment] in self.good_keys[segment]:
+                self.late_writes += self.now_s >= put.deadline_s
                 for granule in granules_of(offset, nbytes):
                     self.memory[segment][granule] = put.tokens[position]
 
@@ -216,7 +232,8 @@ class World:
             self.ledgers[client].take(first, frames)
 
     def zombie_writes(self):
-        self.zombies = [(put, rows) for put, rows in self.zombies if self.now_s < put.deadline_s]
+        late = self.fences
+        self.zombies = [(put, rows) for put, rows in self.zombies if late or self.now_s < put.deadline_s]
         for put, rows in self.zombies:
             self.write(put, rows)
 
@@ -265,6 +282,28 @@ class World:
             assert set(reply.segments) == set(self.segment_of.values())
             if self.random.random() < 0.7:  # else the answer is lost
                 self.take(client, reply.notices)
+                if reply.fence:
+                    self.begin_fence(client)
+
+    def begin_fence(self, client):
+        assert self.fences
+        good = self.good_keys[self.segment_of[client]]
+        if client not in self.fencing:
+            (previous,), new = good, self.new_key()
+            good.add(new)
+            self.fencing[client] = (previous, new, self.now_s)
+        previous, new, _ = self.fencing[client]
+        self.ask(client, protocol.Regrant(previous=previous, descriptor=new))
+
+    def fence(self):
+        if self.fencing:
+            client = self.random.choice(list(self.fencing))
+            previous, new, since_s = self.fencing[client]
+            # Reservations of before have ended, so who writes under the old key is late.
+            if self.now_s >= since_s + CONFIG.reservation_ttl_s:
+                del self.fencing[client]
+                self.good_keys[self.segment_of[client]].remove(previous)
+                self.ask(client, protocol.Fenced(descriptor=new))
 
     def time_goes_by(self):
         self.now_s += self.random.choice([0.5, 1.0, 3.0, 8.0])
@@ -309,6 +348,14 @@ class World:
         self.ask(1, protocol.Remove(digests=digests(KEYS)))
         self.now_s += 100.0
         self.state.on_tick(self.now_s)
+        for _ in range(2 if self.fences else 0):  # one may be under way that began too early
+            for client in self.segment_of:
+                if self.ask(client, protocol.Heartbeat(leases=[], notices_seen=0)).fence:
+                    self.begin_fence(client)
+            self.now_s += CONFIG.reservation_ttl_s
+            while self.fencing:
+                self.fence()
+        assert len(self.state.context.fences) == 0
         for client in LENT:
             for _ in range(2):
                 seen = self.ledgers[client].seen
@@ -323,7 +370,7 @@ class World:
 
 @pytest.mark.parametrize("block", range(10))
 def test_no_read_that_stands_has_bytes_of_another_version_whatever_dies(block):
-    seen = {"good": 0, "thrown": 0, "evicted": 0, "lost": 0, "removed": 0}
+    seen = {"good": 0, "thrown": 0, "evicted": 0, "lost": 0, "removed": 0, "late": 0}
     for seed in range(10 * block, 10 * block + 10):
         world = World(seed)
         try:
@@ -334,6 +381,7 @@ def test_no_read_that_stands_has_bytes_of_another_version_whatever_dies(block):
         stats = world.state.stats()
         seen["good"] += world.good_reads
         seen["thrown"] += world.thrown_reads
+        seen["late"] += world.late_writes
         for name in ("evicted", "lost", "removed"):
             seen[name] += getattr(stats, name)
     # The simulation means something only if all of this really happens in it.

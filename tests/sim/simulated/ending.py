@@ -34,7 +34,9 @@ def check_end(scheduler: Scheduler, cluster: Cluster) -> None:
         cluster.on(actor, "works", lambda actor=actor: _work(scheduler, cluster, actor, works))
     count = sum(actor.kind != "master" for actor in cluster.actors)
     _until(scheduler, cluster, lambda: len(works) == count, WORKS_S, "every client can put, read and remove")
-    _until(scheduler, cluster, lambda: _is_empty(cluster), 3 * CONFIG.reservation_ttl_s, "all room is free")
+    # A reservation ends, a fence that began before it does, and the one for it.
+    limit_s = 4 * CONFIG.reservation_ttl_s
+    _until(scheduler, cluster, lambda: _is_empty(cluster), limit_s, "all room is free")
 
 
 def _work(scheduler: Scheduler, cluster: Cluster, actor: Actor, works: dict[str, bool]) -> None:

@@ -70,7 +70,8 @@ class SimRegion(Region):
         key = msgspec.msgpack.decode(descriptor, type=Descriptor).key
         self.engine.keys.pop(key, None)
         self.engine.take_time()
-        if self.engine.chance(BUSY):
+        inside = any(inside == key and not process.dead for inside, process in self.engine.inside)
+        if inside or self.engine.chance(BUSY):
             raise RegionBusy("somebody uses the region")
 
     def close(self, timeout_s: float | None = None, *, in_use: str = "wait") -> None:
@@ -179,6 +180,7 @@ class SimEngine:
         self.epoch = self.scheduler.random.getrandbits(63) | 1
         self.config = CONFIG
         self.keys: dict[bytes, SimRegion] = {}
+        self.inside: list[tuple[bytes, Process]] = []  # who copies to mapped memory, under which key
         self.numbers = itertools.count(1)
         self.closed = False
         self._handlers: dict[str, Handler] = {}

@@ -9,12 +9,14 @@ from functools import partial
 from simulated.cluster import Actor, Cluster
 from simulated.disk import Disk
 from simulated.network import Partition
+from simulated.scheduler import Process
 
 __all__ = ["Faults"]
 
 MEAN_PAUSE_S = 0.01
 SHORT_S, LONG_S = 0.8, 8.0
 LONG = 0.15
+WRITER_S = 16.0
 LATE_S = 0.15  # of one connection or thread
 
 
@@ -45,6 +47,7 @@ class Faults:
             (self.process_killed, 4),
             (self.process_ended, 2),
             (self.process_stopped, 8),
+            (self.writer_stopped, 8),
             (self.machine_lost, 1),
             (self.machine_suspended, 1),
             (self.network_parted, 4),
@@ -87,7 +90,7 @@ class Faults:
         for partition in list(self._partitions):
             self._heal(partition)
         self._cluster.service.available, self._cluster.service.lossy = True, 0.0
-        self._cluster.network.failing = 0
+        self._cluster.network.failing, self._cluster.network.stop_writer = 0, None
         for actor in self._cluster.actors:
             if isinstance(actor.machine.disk, Disk):
                 actor.machine.disk.full = False
@@ -137,6 +140,19 @@ class Faults:
         self._note("process stopped", actor.name)
         self._pause(actor)
         self._scheduler.after(self._for_s(), partial(self._resume, actor))
+
+    def writer_stopped(self) -> None:
+        """In the middle of a copy into memory of another process of its machine, often until after the end of
+        its reservation.
+        """
+        if self._cluster.network.stop_writer is None:
+            self._cluster.network.stop_writer = self._stop_writer
+
+    def _stop_writer(self, process: Process) -> None:
+        (actor,) = (actor for actor in self._cluster.actors if actor.process is process)
+        self._note("writer stopped", actor.name)
+        self._pause(actor)
+        self._scheduler.after(self._scheduler.random.uniform(0.01, WRITER_S), partial(self._resume, actor))
 
     def _pause(self, actor: Actor) -> None:
         process = actor.process

@@ -59,6 +59,8 @@ class Network:
         self.connections: list[Connection] = []
         self.partitions: list[Partition] = []
         self.failing = 0  # transfers that are going to fail
+        # Stops the process that writes next to memory of its own machine, which is in the middle of a copy.
+        self.stop_writer: Callable[[Process], None] | None = None
         self._numbers = 0
 
     # ---- who reaches whom

@@ -109,11 +109,36 @@ class SimTransfer:
         else:
             self._last_s = self._scheduler.now_s
             here, there, nbytes = self._pieces.popleft()
-            if self._write:
+            if self._write and self._stops(ours, theirs):
+                self._copy_slowly(here, there, nbytes)
+            elif self._write:
                 data = self._local.array[here : here + nbytes].copy()
                 self._soon(partial(self._land, there, data, self._scheduler.now_s))
             else:
                 self._fetch(here, there, nbytes)
+
+    def _stops(self, ours: Process, theirs: Process) -> bool:
+        """Whether our process is stopped now, in the middle of a copy into memory that it has mapped."""
+        stop = self._engine.network.stop_writer
+        if stop is None or ours.machine is not theirs.machine or self._region() is None:
+            return False
+        self._engine.network.stop_writer = None
+        stop(ours)
+        return True
+
+    def _copy_slowly(self, here: int, there: int, nbytes: int) -> None:
+        # No key keeps out who is inside, and nothing tells it what has become of the room meanwhile.
+        region, inside = self._region(), self._target().inside
+        assert region is not None
+        copy = self._remote.described.key, self._engine.process
+        inside.append(copy)
+
+        def finish() -> None:
+            inside.remove(copy)
+            region.array[there : there + nbytes] = self._local.array[here : here + nbytes]
+            self._soon(self._next)
+
+        self._engine.process.waiting.append(finish)
 
     def _region(self) -> SimRegion | None:
         return self._target().keys.get(self._remote.described.key)

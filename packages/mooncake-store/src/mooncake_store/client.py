@@ -32,6 +32,7 @@ from mooncake_store.cluster.finding import is_cluster
 from mooncake_store.config import StoreConfig
 from mooncake_store.copier import Copier
 from mooncake_store.copying import Copying
+from mooncake_store.fencer import Fencer
 from mooncake_store.keeping import Keeping
 from mooncake_store.keys import Key
 from mooncake_store.link import Link, LocalLink, open_remote
@@ -117,6 +118,7 @@ class Store(Keeping, Copying, Observing):
         self._staging = StagingBuffers(engine, self.config.staging_bytes)
         self._membership: Membership | None = None
         self._copier: Copier | None = None
+        self._fencer: Fencer | None = None
         self._counters = ClientCounters()
         if isinstance(master, str) and is_cluster(master):
             self._finder = LeaderFinder(master, self.config.connect_timeout_s)
@@ -128,6 +130,8 @@ class Store(Keeping, Copying, Observing):
             if self._segment is not None:
                 self._copier = Copier(self._member, self._mover, self._segment, self._notices, self.config)
                 self._member.on_copies = self._copier.wake
+                self._fencer = Fencer(self._member, self._segment)
+                self._member.on_fence = self._fencer.wake
             self._mover.tiers = TierClient(engine, self._member.client, self.config.call_timeout_s)
             self._tiers = open_tiers(engine, self._member, self._mover, self.config, tiers)
             if self._tiers is not None:
@@ -551,6 +555,8 @@ class Store(Keeping, Copying, Observing):
         self._closing.set()
         if self._copier is not None:
             self._copier.close(copies_wait_s)
+        if self._fencer is not None:
+            self._fencer.close()
         if self._tiers is not None:
             self._tiers.close()
         if self._membership is not None:

@@ -24,6 +24,7 @@ from mooncake_store.machine import this_machine
 from mooncake_store.notices import Notices
 from mooncake_store.own_segment import OwnSegment
 from mooncake_store.protocol import FromMember, Limited, Reply, Stale
+from mooncake_store.protocol.fencing import SINCE_MINOR as REACH_SINCE_MINOR
 from mooncake_store.protocol.versions import FEATURES, MINORS, agree
 from mooncake_store.telemetry import ClientCounters
 from mooncake_transfer.errors import TransferError
@@ -60,6 +61,7 @@ class Membership:
         minor: of the protocol that they speak.
         draining: the segment is to become empty; a next master is told so.
         on_copies: called, and must not block, when the master has something for this client to copy.
+        on_fence: called, and must not block, when late writers are to be shut out of the segment.
         counters: counts what the client does.
     """
 
@@ -81,6 +83,7 @@ class Membership:
         self.minor = 0
         self.draining = False
         self.on_copies: Callable[[], None] | None = None
+        self.on_fence: Callable[[], None] | None = None
         self._open_link = open_link
         self._config = config
         self._segment = segment
@@ -105,6 +108,11 @@ class Membership:
         self._recovery = False  # of the last master: the ledger says what lies in the segment
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="mooncake-store-client", daemon=True)
+
+    @property
+    def grace_s(self) -> float:
+        """After this time, every lease and reservation of before has ended or been renewed."""
+        return max(self.reservation_ttl_s, self._lease_ttl_s)
 
     def start(self) -> None:
         """Join for the first time and start the thread. Raises MasterUnreachable, MasterRefused.
@@ -152,6 +160,23 @@ class Membership:
                 self._lose(link, reply.reason)
             return None
         return _expect(reply, answer)
+
+    def reach(self, segments: dict[int, bytes], epoch: int) -> bool:
+        """Put the descriptors in force in place of older ones of the same memory, as far as the master of
+        ``epoch`` knows; whether there were some.
+        """
+        if self.minor < REACH_SINCE_MINOR:
+            return False
+        request = protocol.Reach(descriptors=list(segments.values()))
+        answer = self.conclude(request, epoch, protocol.Reached)
+        given = answer.descriptors if answer is not None else []
+        newer = {
+            one: new
+            for (one, old), new in zip(segments.items(), given, strict=False)
+            if new not in (b"", old)
+        }
+        segments.update(newer)
+        return bool(newer)
 
     def _hold(self, link: Link, lease: int, asked_s: float) -> None:
         with self._changed:
@@ -414,6 +439,8 @@ class Membership:
         self.draining = alive.draining
         if alive.copies and self.on_copies is not None:
             self.on_copies()
+        if alive.fence and self.on_fence is not None:
+            self.on_fence()
         return bool(alive.notices)
 
     def _try_to_join(self) -> None:

@@ -108,12 +108,14 @@ class Moved:
         failed: positions in the batch of values with bytes that did not move.
         segments: the segments to or from which they did not.
         silent: those of them that exist no more or whose owners did not answer.
+        refused: whether an owner did not know the access key (any more).
         reason: of the first failure.
     """
 
     failed: set[int] = field(default_factory=set)
     segments: set[int] = field(default_factory=set)
     silent: set[int] = field(default_factory=set)
+    refused: bool = False
     reason: str = ""
 
     def note(self, segment: int, positions: list[int], reason: str) -> None:
@@ -127,6 +129,7 @@ class Moved:
         self.failed |= other.failed
         self.segments |= other.segments
         self.silent |= other.silent
+        self.refused |= other.refused
         self.reason = self.reason or other.reason
 
 
@@ -333,6 +336,7 @@ class _Move:
         self._moved.note(segment, self._layout.positions(segment), reason)
         if silent:
             self._moved.silent.add(segment)
+        self._moved.refused |= isinstance(error, RegionRefused)
         self._mover.forget(segment)
 
     def _copy(self, own: OwnSegment, segment: int, blocks: Uints) -> None:
@@ -344,6 +348,7 @@ class _Move:
         with own.bytes_of(self._layout.epoch, segment, descriptor) as lent:
             if lent is None:
                 gone = "the segment of this process was exchanged meanwhile"
+                self._moved.refused = True
                 self._moved.note(segment, self._layout.positions(segment), gone)
                 return
             array = self._memory.array

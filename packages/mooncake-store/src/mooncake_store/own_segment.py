@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +17,8 @@ from mooncake_transfer import Region, TransferEngine
 from mooncake_transfer.errors import DriverUnavailable
 
 __all__ = ["Bytes", "OwnSegment"]
+
+log = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 NOWHERE = (0, 0)
@@ -39,13 +43,16 @@ class OwnSegment:
         self._numa_node = numa_node
         self._driver = driver
         self._changed = threading.Condition()
-        self._users = 0
+        self._users: Counter[bytes] = Counter()  # by the descriptor that they came with
         self._place = NOWHERE
         self._closed = False
         self._region: Region | None = self._allocate()
         self._id = _new_id()
         self._old: Region | None = None
         self._granted = b""
+        self._older: list[bytes] = []  # granted before, and not taken back yet
+        self._closing: list[bytes] = []  # those that nobody of this process may begin with any more
+        self._revoking = threading.Lock()
 
     def descriptor(self) -> bytes:
         """What others need to reach the memory; valid until the next :meth:`rekey` or :meth:`renew`."""
@@ -55,8 +62,13 @@ class OwnSegment:
         if not self._granted:
             try:
                 self._granted = region.grant("rw")
-            except DriverUnavailable:
-                return region.descriptor()  # of a driver that cannot take it back: the memory is exchanged
+            except DriverUnavailable as error:  # of drivers that cannot take keys back
+                log.warning(
+                    "room of writers that are late stays out of use until this store joins anew, with other "
+                    "memory: %s",
+                    error,
+                )
+                return region.descriptor()
         return self._granted
 
     def rekey(self, timeout_s: float) -> bool:
@@ -69,12 +81,62 @@ class OwnSegment:
             region = self._region
             if region is None or not self._granted:
                 return False
-            # Copies of this process know no access key, so they are waited for.
-            if not self._changed.wait_for(lambda: self._users == 0, timeout_s):
-                raise TimeoutError(f"copies to or from the segment did not end within {timeout_s:g} s")
-        region.revoke(self._granted, timeout_s)
-        self._granted = b""
+            self._wait_for_copies(timeout_s)
+        with self._revoking:
+            for descriptor in [*self._older, self._granted]:
+                region.revoke(descriptor, timeout_s)
+                self._forget(descriptor)
         return True
+
+    def regrant(self) -> tuple[bytes, bytes]:
+        """Make a new access key, beside the one in force: the descriptors with that one, and with the new.
+
+        Until :meth:`retire` has been done, the same two. Empty when nothing is granted: the driver cannot
+        take keys back, or the memory is just being taken from everybody.
+        """
+        with self._revoking:
+            region, granted = self._region, self._granted
+            if region is None or not granted:
+                return b"", b""
+            if self._older:
+                return self._older[-1], granted
+            new = region.grant("rw")
+            with self._changed:
+                self._older, self._granted = [granted], new
+            return granted, new
+
+    def retire(self, descriptor: bytes, timeout_s: float) -> bool:
+        """Take back all keys but the one of ``descriptor``, which :meth:`regrant` has made, and wait for who
+        works under them.
+
+        False when the memory was taken from everybody meanwhile. Raises RegionBusy or TimeoutError: then call
+        again later.
+        """
+        with self._revoking:
+            region = self._region
+            with self._changed:
+                if region is None or descriptor != self._granted:
+                    return False
+                older = self._closing = list(self._older)
+                # Copies of this process know no access key.
+                if not self._changed.wait_for(
+                    lambda: not any(self._users[one] for one in self._older), timeout_s
+                ):
+                    raise TimeoutError(f"copies of this process did not end within {timeout_s:g} s")
+            for one in older:
+                region.revoke(one, timeout_s)
+                self._forget(one)
+            return True
+
+    def _forget(self, descriptor: bytes) -> None:
+        with self._changed:
+            self._older = [one for one in self._older if one != descriptor]
+            self._granted = b"" if self._granted == descriptor else self._granted
+
+    def _wait_for_copies(self, timeout_s: float) -> None:
+        # Copies of this process know no access key, so they are waited for.
+        if not self._changed.wait_for(lambda: not self._users.total(), timeout_s):
+            raise TimeoutError(f"copies to or from the segment did not end within {timeout_s:g} s")
 
     @property
     def region(self) -> Region | None:
@@ -90,12 +152,10 @@ class OwnSegment:
         """Exchange the region. Raises RegionBusy or MemoryUnavailable: then call again later."""
         with self._changed:
             self._place = NOWHERE
-            self._granted = b""
+            self._granted, self._older = b"", []
             if self._region is not None:
                 self._old, self._region = self._region, None
-            # Copies of this process know no access key, so they are waited for.
-            if not self._changed.wait_for(lambda: self._users == 0, timeout_s):
-                raise TimeoutError(f"copies to or from the segment did not end within {timeout_s:g} s")
+            self._wait_for_copies(timeout_s)
         if self._old is not None:
             self._old.close(timeout_s)
             self._old = None
@@ -126,15 +186,20 @@ class OwnSegment:
         inside.
         """
         with self._changed:
-            current = descriptor is None or not self._granted or descriptor == self._granted
+            named = self._granted if descriptor is None else descriptor
+            older = named in self._older and named not in self._closing
+            current = not self._granted or named == self._granted or older
             region = self._region if current and self.holds(epoch, segment) else None
-            self._users += region is not None
+            if region is not None:
+                self._users[named] += 1
         try:
             yield None if region is None else np.frombuffer(region.view(), dtype=np.uint8)
         finally:
             if region is not None:
                 with self._changed:
-                    self._users -= 1
+                    self._users[named] -= 1
+                    if not self._users[named]:
+                        del self._users[named]
                     self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
@@ -144,7 +209,7 @@ class OwnSegment:
             self._place = NOWHERE
             regions = [region for region in (self._region, self._old) if region is not None]
             self._region = self._old = None
-            self._changed.wait_for(lambda: self._users == 0, timeout_s)
+            self._changed.wait_for(lambda: not self._users.total(), timeout_s)
         for region in regions:
             region.close(timeout_s)
 

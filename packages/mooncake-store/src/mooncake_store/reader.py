@@ -48,6 +48,7 @@ class Reading:
         self._located: protocol.Located
         self._failed: set[int] = set()
         self._silent: set[int] = set()  # segments that are not waited for again
+        self._refused = False
         self._tiered: TierReading | None = None
         self._parts: list[Uints] = []
         self._whole = False
@@ -145,6 +146,8 @@ class Reading:
         nearest, others = self._located.placement, self._located.others
         budget = TimeBudget(self._transfer_timeout_s)
         failed = self._try(memory, layout(nearest, None), budget, 1 + len(others))
+        if failed and self._refused and self._reach():
+            others = [nearest.rows, *others]
         for number, placed in enumerate(others):
             if not failed:
                 break
@@ -160,7 +163,17 @@ class Reading:
         moved = self._mover.read(memory, layout, budget.begin(layout.nbytes, tries), self._silent)
         budget.end()
         self._silent |= moved.silent
+        self._refused |= moved.refused
         return moved.failed
+
+    def _reach(self) -> bool:
+        """Whether what was refused may succeed now: owners change their keys while a long read goes on."""
+        self._refused = False
+        try:
+            return self._membership.reach(self._located.placement.segments, self._request.epoch)
+        except StoreError as error:
+            log.debug("the master does not say how segments are reached now: %s", error)
+            return False
 
     def __enter__(self) -> Reading:
         self._began_s, self._asked_s = time.monotonic(), lease_clock()

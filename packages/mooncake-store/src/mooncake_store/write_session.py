@@ -111,6 +111,8 @@ class WriteSession:
         ttl_s, reservation = self._writer.membership.reservation_ttl_s, self._reserved.reservation
         now_s = time.monotonic()
         if reservation and now_s > self._renewed_s + RENEW_AFTER * ttl_s:
+            # First the keys: those of the time of a reservation's last renewal are the last that it has.
+            self._writer.membership.reach(self._reserved.placement.segments, self._epoch)
             request = protocol.Renew(reservation=reservation)
             answer = self._writer.membership.conclude(request, self._epoch, protocol.Found)
             if answer is None or not answer.found[0]:

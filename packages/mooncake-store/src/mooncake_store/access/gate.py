@@ -38,6 +38,7 @@ FOR_TENANTS = frozenset(
         "Reserve",
         "Unmount",
         "Unpin",
+        "Reach",
     }
 )
 FOR_ADMINS = frozenset({"GetReport"})

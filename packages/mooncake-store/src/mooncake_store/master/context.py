@@ -9,6 +9,7 @@ from typing import Any
 from mooncake_store._core import Desk, GrantTable, ObjectMap
 from mooncake_store.config import StoreConfig
 from mooncake_store.eviction import find_eviction
+from mooncake_store.master.fences import Fences
 from mooncake_store.master.members import Member, Members
 from mooncake_store.protocol import Heartbeat, Mount, RecordPage, Reply, Request, StoreStats, TierReport
 from mooncake_store.telemetry import HotDigests, Latencies, Latency
@@ -78,6 +79,7 @@ class MasterContext:
         leases: of readers.
         reservations: of writers.
         desk: answers what is usual without the interpreter; whatever it touches is the same as here.
+        fences: what late writers may still write to.
         groups: what handles requests, by topic.
         to_ring: members to be told that something waits for them.
         broken_leases: those given before an owner went under which something lay in its segment. If it comes
@@ -98,6 +100,7 @@ class MasterContext:
         self.leases = GrantTable(config.lease_ttl_s)
         self.reservations = GrantTable(config.reservation_ttl_s)
         self.desk = Desk(self.map, self.leases, self.reservations, epoch, MOST_RECORD_BYTES)
+        self.fences = Fences(self.map, config.reservation_ttl_s)
         self.descriptors: dict[int, bytes] = {}
         self.groups: list[Group] = []
         self.to_ring: list[Member] = []
@@ -116,6 +119,7 @@ class MasterContext:
             group.on_drop(member, left=left)
         if member.segment:
             self._break_leases(member.segment)
+            self.fences.drop(member.segment)
             self.map.drop_segment(member.segment)
             del self.descriptors[member.segment]
             self.desk.forget(member.segment)

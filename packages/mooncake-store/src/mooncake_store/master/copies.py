@@ -131,13 +131,14 @@ class Copies(Group):
     def on_tick(self, now_s: float) -> None:
         """See Group."""
         for grant in self._grants.take_expired(now_s):
-            for _, order in self._of(grant):
+            for slot, order in self._of(grant):
+                self._map.copy_give_up(slot)
                 self._tell(order, CopyOutcome.FAILED)
-            self._map.abandon(grant.slots)
-        over = [slots for deadline_s, slots in self._exposed if deadline_s <= now_s]
+            self.context.fences.give_up(grant.slots, grant.deadline_s)
+        over = [one for one in self._exposed if one[0] <= now_s]
         self._exposed = [one for one in self._exposed if one[0] > now_s]
-        for slots in over:
-            self._map.abandon(slots)
+        for deadline_s, slots in over:
+            self.context.fences.give_up(slots, deadline_s)
         for number in [number for number, job in self._jobs.items() if job.deadline_s <= now_s]:
             self._forget(number)
         self._plan(now_s)

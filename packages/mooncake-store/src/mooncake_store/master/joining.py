@@ -100,4 +100,5 @@ class Joining(Group):
             draining=member.draining,
             expired=expired,
             broken=[lease for lease in request.leases if lease in self.context.broken_leases],
+            fence=self.context.fences.wanted(member.segment),
         )

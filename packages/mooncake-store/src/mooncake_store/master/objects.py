@@ -28,7 +28,8 @@ class Objects(Group):
         super().__init__(context)
         self._map = context.map
         self._leases, self._reservations = context.leases, context.reservations
-        # Given up by writers that may still write for a while: free only after the reservation's deadline.
+        # Given up by writers that may still write for a while: free after the reservation's deadline, when
+        # who is late even then has been shut out.
         self._exposed: list[tuple[float, bytes]] = []
 
     def handlers(self) -> dict[type[Request], Handler]:
@@ -59,12 +60,12 @@ class Objects(Group):
         for lease in self._leases.take_expired(now_s):
             self._map.release(lease.slots)
         for reservation in self._reservations.take_expired(now_s):
-            self._map.abandon(reservation.slots)
-        over = [slots for deadline_s, slots in self._exposed if deadline_s <= now_s]
+            self.context.fences.give_up(reservation.slots, reservation.deadline_s)
+        over = [one for one in self._exposed if one[0] <= now_s]
         if over:
-            self._exposed = [(deadline_s, slots) for deadline_s, slots in self._exposed if deadline_s > now_s]
-        for slots in over:
-            self._map.abandon(slots)
+            self._exposed = [one for one in self._exposed if one[0] > now_s]
+        for deadline_s, slots in over:
+            self.context.fences.give_up(slots, deadline_s)
         self._map.expire_pins(now_s)
 
     def next_deadline_s(self) -> float | None:

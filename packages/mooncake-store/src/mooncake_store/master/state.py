@@ -7,6 +7,7 @@ from mooncake_store.config import StoreConfig
 from mooncake_store.master.adoption import Adoption
 from mooncake_store.master.context import Group, MasterContext
 from mooncake_store.master.copies import Copies
+from mooncake_store.master.fencing import Fencing
 from mooncake_store.master.joining import Joining
 from mooncake_store.master.keeping import Keeping
 from mooncake_store.master.limits import Limits
@@ -20,7 +21,16 @@ from mooncake_store.protocol import FromMember, Reply, Request, StoreReport, Sto
 __all__ = ["GROUPS", "MasterState"]
 
 # What handles requests, by topic, besides Joining; each is told of members that go and of time.
-GROUPS: tuple[type[Group], ...] = (Objects, Adoption, Keeping, Copies, Statistics, Reports, Tiering)
+GROUPS: tuple[type[Group], ...] = (
+    Objects,
+    Adoption,
+    Keeping,
+    Copies,
+    Fencing,
+    Statistics,
+    Reports,
+    Tiering,
+)
 
 
 class MasterState:

@@ -34,6 +34,7 @@ from mooncake_store.protocol.copies import (
     Replicas,
     TakeCopies,
 )
+from mooncake_store.protocol.fencing import Fenced, Reach, Reached, Regrant
 from mooncake_store.protocol.joining import Alive, Heartbeat, Mount, Mounted, RecordPage, Unmount
 from mooncake_store.protocol.objects import (
     Commit,
@@ -89,6 +90,7 @@ __all__ = [
     "EndCopies",
     "EndSession",
     "Exist",
+    "Fenced",
     "FindOwners",
     "FindReplicas",
     "Found",
@@ -110,7 +112,10 @@ __all__ = [
     "Owners",
     "Pin",
     "Placement",
+    "Reach",
+    "Reached",
     "RecordPage",
+    "Regrant",
     "Release",
     "Released",
     "Remove",

@@ -7,13 +7,13 @@ import operator
 
 import msgspec
 
-from mooncake_store.protocol import access, adoption, copies, joining, objects, report, stats, tiers
+from mooncake_store.protocol import access, adoption, copies, fencing, joining, objects, report, stats, tiers
 from mooncake_store.protocol.base import Done, Limited, Message, Reply, Request, Stale
 
 __all__ = ["GROUPS", "decode_reply", "decode_request", "encode"]
 
 # A group of messages is a module with REQUESTS and REPLIES; this is the one place where it is entered.
-GROUPS = (adoption, access, copies, joining, objects, stats, report, tiers)
+GROUPS = (adoption, access, copies, fencing, joining, objects, stats, report, tiers)
 
 _requests = tuple(message for group in GROUPS for message in group.REQUESTS)
 _replies = (Done, Limited, Stale, *(message for group in GROUPS for message in group.REPLIES))

@@ -75,6 +75,7 @@ class Alive(Reply, kw_only=True):
     """Answer to Heartbeat. ``segments`` are the ids that still exist. ``copies``: there may be something for
     this client to copy. ``draining``: its segment is to become empty. ``expired``: leases that were to be
     renewed and are over. ``broken``: leases that go on, but an owner of memory under them was lost meanwhile.
+    ``fence``: late writers are to be shut out of this client's segment, see ``fencing``.
     """
 
     notices: list[RecordPage]
@@ -83,6 +84,7 @@ class Alive(Reply, kw_only=True):
     draining: bool = False
     expired: list[int] = msgspec.field(default_factory=list)
     broken: list[int] = msgspec.field(default_factory=list)
+    fence: bool = False
 
 
 REQUESTS: tuple[type[Request], ...] = (

@@ -13,7 +13,7 @@ from mooncake_store.protocol.base import METHOD
 
 __all__ = ["FEATURES", "MINORS", "agree"]
 
-MINORS = (0, 2)
+MINORS = (0, 3)
 # What is not in every release of these minors; a side uses a feature only when the other one names it too.
 FEATURES: tuple[str, ...] = ("express",)
 
