@@ -310,6 +310,10 @@ class Stuck:
             raise TransferCancelled("as it was told")
         raise TransferTimeout(f"not within {timeout_s} s")
 
+    def wait_for_ever(self) -> None:
+        self.cancelled.wait()
+        raise TransferCancelled("as it was told")
+
 
 def test_an_owner_in_a_hurry_gives_up_the_copies_that_are_on_their_way(
     cluster: Callable[..., Cluster], content: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
@@ -328,6 +332,30 @@ def test_an_owner_in_a_hurry_gives_up_the_copies_that_are_on_their_way(
     owner.close(copies_wait_s=0.0)
     assert [stuck.cancelled.is_set() for stuck in begun] == [True]
     assert not owner._copier._thread.is_alive()
+
+
+def test_an_owner_that_closes_is_in_a_hurry_as_soon_as_it_is_told(
+    cluster: Callable[..., Cluster], content: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = cluster(16 * MIB, 16 * MIB)
+    few.fill(content, 0)
+    owner, hurry, begun = few.owners[0], threading.Event(), list[Stuck]()
+
+    def write(*_: Any) -> Stuck:
+        begun.append(Stuck())
+        return begun[-1]
+
+    monkeypatch.setattr(owner._engine, "write", write)
+    monkeypatch.setattr(Stuck, "wait", lambda self, timeout_s: Stuck.wait_for_ever(self))
+    owner.drain(timeout_s=0.0)
+    eventually(lambda: begun)
+    closing = threading.Thread(target=owner.close, kwargs={"copies_wait_s": 1000.0, "hurry": hurry})
+    closing.start()
+    assert not begun[0].cancelled.wait(0.2), "nobody is in a hurry yet"
+    hurry.set()
+    closing.join(60.0)
+    assert not closing.is_alive()
+    assert begun[0].cancelled.is_set()
 
 
 def _quietly(run: Callable[[], None], mistake: type[Exception]) -> Callable[[], None]:

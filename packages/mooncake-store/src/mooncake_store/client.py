@@ -547,14 +547,15 @@ class Store(Keeping, Copying, Observing):
         request = protocol.Remove(digests=batch.digests.tobytes())
         return as_bools(self._member.ask(request, protocol.Found).found)
 
-    def close(self, *, copies_wait_s: float = 20.0) -> None:
+    def close(self, *, copies_wait_s: float = 20.0, hurry: threading.Event | None = None) -> None:
         """Leave the store, with everything in this segment, and give the memory back. Safe to call twice.
 
-        ``copies_wait_s``: copies to other segments that are on their way are given up after this time.
+        ``copies_wait_s``: copies to other segments that are on their way are given up after this time, or
+        when ``hurry`` is set.
         """
         self._closing.set()
         if self._copier is not None:
-            self._copier.close(copies_wait_s)
+            self._copier.close(copies_wait_s, hurry)
         if self._fencer is not None:
             self._fencer.close()
         if self._tiers is not None:

@@ -28,6 +28,7 @@ __all__ = ["Copier"]
 # On their way at a time; it bounds what copies take of the bandwidth of puts and gets.
 COPY_BYTES = 64 << 20
 GIVE_UP_TIMEOUT_S = 5.0
+HURRY_POLL_S = 0.05
 
 log = logging.getLogger(__name__)
 
@@ -67,14 +68,20 @@ class Copier:
                 self._thread = threading.Thread(target=self._run, name="mooncake-store-copier", daemon=True)
                 self._thread.start()
 
-    def close(self, wait_s: float) -> None:
-        """End the thread, after the batch that is on its way; that is given up after ``wait_s``."""
+    def close(self, wait_s: float, hurry: threading.Event | None = None) -> None:
+        """End the thread, after the batch that is on its way; that is given up after ``wait_s``, or when
+        ``hurry`` is set.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         if self._thread is None:
             return
-        self._thread.join(wait_s)
+        until_s = time.monotonic() + wait_s
+        while self._thread.is_alive() and (left_s := until_s - time.monotonic()) > 0:
+            if hurry is not None and hurry.is_set():
+                break
+            self._thread.join(left_s if hurry is None else min(left_s, HURRY_POLL_S))
         if self._thread.is_alive():
             self._given_up = True
             # The store closes: nothing else of it is to move any more, either.

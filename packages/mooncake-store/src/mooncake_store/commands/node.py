@@ -101,8 +101,7 @@ def node(
         if drain_s > 0:
             _drain(store, drain_s, hurry)
         log.info("stopping")
-        if hurry.is_set():
-            store.close(copies_wait_s=0.0)
+        store.close(hurry=hurry)
     log.info("stopped")
 
 
