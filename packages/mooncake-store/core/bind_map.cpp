@@ -347,10 +347,12 @@ bool lies_in(Map& self, const nb::bytes& slots, uint64_t segment) {
 
 void init_options(PutOptions* self, uint32_t writer, uint64_t node, uint16_t tenant, uint8_t priority,
                   uint8_t replicas, bool replace, bool hard_pin, double soft_until_s, bool same_node,
-                  std::vector<uint64_t> preferred, std::vector<uint64_t> avoid, double now_s) {
+                  std::vector<uint64_t> preferred, std::vector<uint64_t> avoid, double now_s,
+                  uint8_t stripes) {
   require(priority < 16, "priority must be below 16");
   require(replicas != 0, "there must be at least one replica");
-  new (self) PutOptions{.wish = {writer, node, same_node, std::move(preferred)},
+  require(stripes != 0, "there must be at least one stripe");
+  new (self) PutOptions{.wish = {writer, node, same_node, std::move(preferred), stripes},
                         .tenant = tenant,
                         .priority = priority,
                         .replicas = replicas,
@@ -368,9 +370,9 @@ void bind_options(nb::module_& m) {
       .def("__init__", &init_options, "writer"_a, "node"_a = 0, "tenant"_a = 0, "priority"_a = 0,
            "replicas"_a = 1, "replace"_a = false, "hard_pin"_a = false, "soft_until_s"_a = 0.0,
            "same_node"_a = false, "preferred"_a = std::vector<uint64_t>(),
-           "avoid"_a = std::vector<uint64_t>(), "now_s"_a = 0.0,
+           "avoid"_a = std::vector<uint64_t>(), "now_s"_a = 0.0, "stripes"_a = 1,
            "writer: number of a member. preferred, avoid: ids of segments. Raises ValueError for a priority\n"
-           "over 15 and no replicas.")
+           "over 15, and no replicas or stripes.")
       .def_rw("group", &PutOptions::group)
       .def_rw("session", &PutOptions::session);
 }

@@ -86,6 +86,7 @@ uint64_t Segments::used_bytes(Use use) const {
 bool Segments::place(uint64_t nbytes, const std::vector<uint16_t>& usable, const Wish& wish, uint8_t replica,
                      std::vector<Extent>& extents) {
   if (nbytes == 0) return true;
+  if (wish.stripes > 1 && stripe(nbytes, usable, wish, replica, extents)) return true;
   std::vector<bool> tried;
   uint64_t wanted = taken(nbytes) / granule_;
   for (;;) {
@@ -154,6 +155,33 @@ bool Segments::fill(uint16_t number, uint64_t nbytes, uint8_t replica, size_t mo
   }
   if (missing == 0) return true;
   for (; extents.size() > before; extents.pop_back()) give_back(extents.back());
+  return false;
+}
+
+bool Segments::stripe(uint64_t nbytes, const std::vector<uint16_t>& usable, const Wish& wish, uint8_t replica,
+                      std::vector<Extent>& extents) {
+  std::vector<uint16_t> order = usable;
+  auto worth = [&](uint16_t number) {
+    const Segment& segment = *segments_[number];
+    return std::pair(rank(segment, wish), ~segment.space.free());
+  };
+  std::sort(order.begin(), order.end(), [&](uint16_t a, uint16_t b) { return worth(a) < worth(b); });
+  size_t before = extents.size();
+  uint64_t most = std::min<uint64_t>({wish.stripes, kMaxExtents, order.size(), nbytes / kLeastStripe});
+  for (uint64_t pieces = most; pieces > 1; --pieces) {
+    uint64_t part = taken((nbytes + pieces - 1) / pieces), missing = nbytes;
+    std::vector<uint32_t> owners;
+    for (uint16_t number : order) {
+      uint32_t owner = segments_[number]->owner;
+      if (missing == 0 || std::find(owners.begin(), owners.end(), owner) != owners.end()) continue;
+      uint64_t size = std::min(part, missing);
+      if (!fill(number, size, replica, kMaxExtents / pieces, extents)) continue;
+      owners.push_back(owner);
+      missing -= size;
+    }
+    if (missing == 0) return true;
+    for (; extents.size() > before; extents.pop_back()) give_back(extents.back());
+  }
   return false;
 }
 

@@ -13,7 +13,8 @@
 
 namespace mooncake::store {
 
-inline constexpr size_t kMaxExtents = 4;  // of a replica; why: MAX_EXTENTS of config.py
+inline constexpr size_t kMaxExtents = 4;           // of a replica; why: MAX_EXTENTS of config.py
+inline constexpr uint64_t kLeastStripe = 1 << 20;  // bytes; smaller pieces take no less time together
 
 // What bytes that are not free are good for now. Retiring ones are of no object any more, but their owner
 // has not confirmed yet that it knows.
@@ -48,6 +49,7 @@ struct Wish {
   uint64_t node = 0;
   bool same_node = false;
   std::vector<uint64_t> preferred;  // ids of segments, best first
+  uint8_t stripes = 1;              // owners that share a large value
 };
 
 class Segments {
@@ -76,8 +78,9 @@ class Segments {
   uint64_t taken(uint64_t nbytes) const { return (nbytes / granule_ + (nbytes % granule_ != 0)) * granule_; }
 
   // Room for one replica, appended to `extents`; false, and nothing taken, when it does not fit in
-  // kMaxExtents. In the first of these that has room: a preferred segment, the writer's own, one of its node
-  // if it wishes, the emptiest; else across several, largest holes first.
+  // kMaxExtents. In stripes if that is wished and possible. Else in the first of these that has room: a
+  // preferred segment, the writer's own, one of its node if it wishes, the emptiest; else across several,
+  // largest holes first.
   bool place(uint64_t nbytes, const std::vector<uint16_t>& usable, const Wish& wish, uint8_t replica,
              std::vector<Extent>& extents);
   // One extent exactly where it is; false when something is there already.
@@ -91,6 +94,9 @@ class Segments {
  private:
   int rank(const Segment& segment, const Wish& wish) const;
   bool fill(uint16_t number, uint64_t nbytes, uint8_t replica, size_t most, std::vector<Extent>& extents);
+  // In equal pieces with different owners, as many as there are with room.
+  bool stripe(uint64_t nbytes, const std::vector<uint16_t>& usable, const Wish& wish, uint8_t replica,
+              std::vector<Extent>& extents);
   bool spread(uint64_t nbytes, const std::vector<uint16_t>& usable, uint8_t replica,
               std::vector<Extent>& extents);
 

@@ -69,6 +69,53 @@ def test_sessions_end_and_groups_leave_together(store):
     assert store.end_session("chat") == 0
 
 
+def pieces(store, key):
+    """Segment and bytes of each extent of a value, in their order."""
+    reading = store._read([key])
+    with reading:
+        rows = np.frombuffer(reading._located.placement.rows, dtype="<u8").reshape(-1, 5)
+    return rows[:, [2, 4]].tolist()
+
+
+def test_a_large_value_is_striped_over_as_many_owners_as_are_wished(world, content):
+    engine = world.engine()
+    client = world.store(engine)
+    owners = [world.store(world.engine(), engine.address, lend=16 * MIB) for _ in range(3)]
+    value = content(b"k", 1, 8 * MIB + 5)
+    client.put("whole", value)
+    assert [size for _, size in pieces(client, "whole")] == [len(value)]
+    client.put("two", value, policy=PutPolicy(stripes=2, preferred_segments=(owners[2].segment_id,)))
+    (first, larger), (second, smaller) = pieces(client, "two")
+    assert (first, larger + smaller) == (owners[2].segment_id, len(value))
+    assert second != first
+    assert 0 < larger - smaller <= 2 * 4096
+    client.remove("whole")
+    client.put("three", value, policy=PutPolicy(stripes=4))
+    assert {segment for segment, _ in pieces(client, "three")} == {owner.segment_id for owner in owners}
+    assert [client.get(key) == value for key in ("two", "three")] == [True, True]
+    assert owners[0].get("three") == value
+    client.put("small", bytes(2 * MIB - 1), policy=PutPolicy(stripes=4))
+    assert len(pieces(client, "small")) == 1
+
+
+def test_a_striped_value_takes_the_owners_that_have_room(world, content):
+    engine = world.engine()
+    client = world.store(engine)
+    owners = [world.store(world.engine(), engine.address, lend=nbytes * MIB) for nbytes in (1, 6, 6)]
+    value = content(b"k", 1, 6 * MIB)
+    client.put("three", value, policy=PutPolicy(stripes=3))
+    assert {segment for segment, _ in pieces(client, "three")} == {owner.segment_id for owner in owners[1:]}
+    assert client.get("three") == value
+    assert client.stats().used_bytes == len(value)
+    client.remove_all()
+    assert client.stats().used_bytes == 0
+    with pytest.raises(errors.ConfigError, match="stripes is 5"):
+        PutPolicy(stripes=5)
+    other = content(b"k", 2, 12 * MIB)
+    client.put("all", other, policy=PutPolicy(stripes=2))
+    assert client.get("all") == other
+
+
 def test_a_value_survives_one_owner_of_its_replicas_even_while_it_is_read(world, content, eventually):
     engine = world.engine()
     master = world.store(engine)

@@ -82,10 +82,10 @@ class EvictionQueue:
 class PutOptions:
     """How and where the values of one batch are put."""
 
-    def __init__(self, writer: int, node: int = 0, tenant: int = 0, priority: int = 0, replicas: int = 1, replace: bool = False, hard_pin: bool = False, soft_until_s: float = 0.0, same_node: bool = False, preferred: Sequence[int] = [], avoid: Sequence[int] = [], now_s: float = 0.0) -> None:
+    def __init__(self, writer: int, node: int = 0, tenant: int = 0, priority: int = 0, replicas: int = 1, replace: bool = False, hard_pin: bool = False, soft_until_s: float = 0.0, same_node: bool = False, preferred: Sequence[int] = [], avoid: Sequence[int] = [], now_s: float = 0.0, stripes: int = 1) -> None:
         """
         writer: number of a member. preferred, avoid: ids of segments. Raises ValueError for a priority
-        over 15 and no replicas.
+        over 15, and no replicas or stripes.
         """
 
     @property

@@ -8,10 +8,11 @@ import msgspec
 
 from mooncake_store._errors import ConfigError
 
-__all__ = ["MAX_PRIORITY", "MAX_REPLICAS", "PutPolicy", "TenantPolicy"]
+__all__ = ["MAX_PRIORITY", "MAX_REPLICAS", "MAX_STRIPES", "PutPolicy", "TenantPolicy"]
 
 MAX_PRIORITY = 15
 MAX_REPLICAS = 16
+MAX_STRIPES = 4  # as a replica has so many extents at most
 
 
 class PutPolicy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -27,6 +28,9 @@ class PutPolicy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forb
         group: values of one group of a tenant are evicted together, as far as nobody reads them.
         priority: 0 to 15; values of lower priority are evicted first.
         session: values of a session of a tenant are the first to go once ``end_session`` was called.
+        stripes: 1 to 4; a value of at least 2 MiB is cut into so many equal pieces, of 1 MiB or more, with as
+            many owners, so that they move at the same time. With fewer where fewer have room. It is lost with
+            any of them; a further replica needs owners that have none of it.
     """
 
     replicas: int = 1
@@ -37,10 +41,13 @@ class PutPolicy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forb
     group: str = ""
     priority: int = 0
     session: str = ""
+    stripes: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MAX_REPLICAS:
             raise ConfigError(f"replicas is {self.replicas}; it must be 1 to {MAX_REPLICAS}")
+        if not 1 <= self.stripes <= MAX_STRIPES:
+            raise ConfigError(f"stripes is {self.stripes}; it must be 1 to {MAX_STRIPES}")
         if not 0 <= self.priority <= MAX_PRIORITY:
             raise ConfigError(f"priority is {self.priority}; it must be 0 to {MAX_PRIORITY}")
         if self.soft_pin_s is not None and not self.soft_pin_s > 0:

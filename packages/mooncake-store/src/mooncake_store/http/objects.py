@@ -57,6 +57,7 @@ class Kept(TypedDict, total=False):
     hard_pin: bool
     soft_pin_s: float
     same_node: bool
+    stripes: int
 
 
 class Keys(msgspec.Struct, forbid_unknown_fields=True):

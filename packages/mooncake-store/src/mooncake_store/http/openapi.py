@@ -41,6 +41,7 @@ KEPT = (
     ("hard_pin", "Never evict it.", "boolean"),
     ("soft_pin_s", "For so many seconds, evict it only when nothing else is left.", "number"),
     ("same_node", "Prefer memory of the server's machine.", "boolean"),
+    ("stripes", "1 to 4; large values are cut into so many pieces with different owners.", "integer"),
 )
 TEXT = {"text/plain": {"schema": {"type": "string"}}}
 RANGE = {

@@ -114,6 +114,7 @@ class Objects(Group):
             preferred=list(policy.preferred_segments),
             avoid=request.avoid,
             now_s=now_s,
+            stripes=policy.stripes,
         )
         if policy.group or policy.session:
             options.group, options.session = policy.group, policy.session
