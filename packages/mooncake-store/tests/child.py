@@ -30,7 +30,7 @@ class Actor:
         """Put a value of ones, or be refused."""
         try:
             self.store.put(key, b"\1" * nbytes)
-        except (errors.StoreFull, errors.PutFailed):
+        except errors.StoreError:
             return "refused"
         return "put"
 

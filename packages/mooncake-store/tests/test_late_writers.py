@@ -1,5 +1,6 @@
 """Writers that are stopped in the middle of a write, and go on when their room is another value's."""
 
+import itertools
 import os
 import signal
 import time
@@ -16,7 +17,6 @@ from mooncake_transfer.testing.stopping import stop_process
 MIB = 1 << 20
 VALUE, LENT = 96 * MIB, 128 * MIB
 PINNED = PutPolicy(hard_pin=True)  # nothing that the late writer does later may take its room
-TRIES = 20
 LONG_S = 60.0
 
 
@@ -29,12 +29,14 @@ def settings(fast):
 def stop_in_mid_write(writer, owner):
     """Have the writer put a value, and stop it when some of the bytes have arrived, and not all; the key."""
     memory = np.frombuffer(owner.segment.view(), dtype=np.uint8)
-    for number in range(TRIES):
+    end_s = time.monotonic() + LONG_S
+    for number in itertools.count():
+        assert time.monotonic() < end_s, f"the writer was not stopped in the middle of {number} writes"
         memory[:] = 0
         writer.tell(do="put_ones", key=f"late-{number}", nbytes=VALUE)
         until_s = time.monotonic() + LONG_S
         while not memory[0] and not memory[LENT - VALUE] and time.monotonic() < until_s:
-            pass
+            time.sleep(1e-4)
         stop_process(writer.process.pid)
         arrived = np.count_nonzero(memory[::4096])
         if 0 < arrived < VALUE // 4096 and not owner.exist(f"late-{number}"):
@@ -42,7 +44,6 @@ def stop_in_mid_write(writer, owner):
         os.kill(writer.process.pid, signal.SIGCONT)  # it was too quick
         writer.answer()
         owner.remove(f"late-{number}")
-    pytest.fail(f"the writer was never stopped in the middle of {TRIES} writes")
 
 
 def put_when_there_is_room(store, key, value):

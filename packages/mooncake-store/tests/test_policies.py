@@ -98,7 +98,7 @@ def test_a_large_value_is_striped_over_as_many_owners_as_are_wished(world, conte
     assert len(pieces(client, "small")) == 1
 
 
-def test_a_striped_value_takes_the_owners_that_have_room(world, content):
+def test_a_striped_value_takes_the_owners_that_have_room(world, content, eventually):
     engine = world.engine()
     client = world.store(engine)
     owners = [world.store(world.engine(), engine.address, lend=nbytes * MIB) for nbytes in (1, 6, 6)]
@@ -108,7 +108,7 @@ def test_a_striped_value_takes_the_owners_that_have_room(world, content):
     assert client.get("three") == value
     assert client.stats().used_bytes == len(value)
     client.remove_all()
-    assert client.stats().used_bytes == 0
+    eventually(lambda: client.stats().used_bytes == 0)  # leases end a bit later
     with pytest.raises(errors.ConfigError, match="stripes is 5"):
         PutPolicy(stripes=5)
     other = content(b"k", 2, 12 * MIB)

@@ -309,7 +309,9 @@ class ObjectMap:
         """
 
     def lies_in(self, slots: bytes, segment: int) -> bool:
-        """Whether one of these leased or reserved slots has bytes there. Raises ValueError."""
+        """
+        Whether one of these leased or reserved slots has bytes there. Raises ValueError.
+        """
 
 class Ledger:
     """What an owner knows of the values in its segment. Not thread-safe."""
