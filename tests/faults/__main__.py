@@ -18,6 +18,7 @@ LAYERS = {
         f"{STORE}/test_faults.py",
         f"{STORE}/test_reads.py",
         f"{STORE}/test_stopped_owners.py",
+        f"{STORE}/test_late_writers.py",
         f"{STORE}/test_clocks.py",
         f"{STORE}/test_before_set_up.py",
         f"{STORE}/test_file_tier.py",
