@@ -8,7 +8,6 @@ import pytest
 from simulated.run import Outcome, run_seed
 
 from mooncake_store import membership
-from mooncake_store.master.fences import Fences
 from mooncake_store.membership import Membership
 from mooncake_store.own_segment import OwnSegment
 from mooncake_store.reader import Reading
@@ -37,20 +36,12 @@ def leases_hold_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(membership, "SURE_LEASE", 1e9)
 
 
-def owners_do_not_fence(patch: pytest.MonkeyPatch) -> None:
-    def give_up(self: Fences, slots: bytes, deadline_s: float) -> None:
-        self._map.abandon(slots)
-
-    patch.setattr(Fences, "give_up", give_up)
-
-
 MUTATIONS: dict[str, Mutation] = {
     mutation.__name__: mutation
     for mutation in (
         reads_are_not_confirmed,
         owners_keep_their_key,
         leases_hold_for_ever,
-        owners_do_not_fence,
     )
 }
 
