@@ -10,8 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from mooncake_store import PutPolicy, Store, StoreConfig
 from mooncake_store.testing.processes import StoreProcess

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 
 from mooncake_driver_nvmeof import fabrics
 from mooncake_driver_nvmeof.namespaces import namespace
+from mooncake_transfer.console import plain_console, print_line
 from mooncake_transfer.errors import TransferError
 from mooncake_transfer.hooks import hookimpl
 
@@ -28,7 +28,7 @@ def discover(address: str, port: Port = 4420, transport: Transport = "tcp", limi
     """List the subsystems that a discovery service knows (as root, by nvme-cli)."""
     found = _tried(lambda: fabrics.discover(address, port=port, transport=transport, timeout_s=limit_s))
     for each in found:
-        _say(f"{each.nqn}  {each.transport} {each.address} {each.service}")
+        typer.echo(f"{each.nqn}  {each.transport} {each.address} {each.service}")
 
 
 @commands.command()
@@ -52,7 +52,7 @@ def connect(
         )
     )
     for each in found:
-        _say(f"{each.device}  namespace {each.nsid}, {each.nbytes} bytes, uuid {each.uuid or 'none'}")
+        typer.echo(f"{each.device}  namespace {each.nsid}, {each.nbytes} bytes, uuid {each.uuid or 'none'}")
 
 
 @commands.command()
@@ -65,21 +65,17 @@ def disconnect(nqn: str, limit_s: Limit = 30.0) -> None:
 def identify(url: str, limit_s: Limit = 5.0) -> None:
     """Ask the target of nvme-tcp://HOST:PORT/NQN?nsid=1 for the namespace, from user space, without root."""
     found = _tried(lambda: namespace(url, timeout_s=limit_s))
-    _say(found.location)
-    _say(f"{found.nbytes} bytes in blocks of {found.block_bytes}, {found.model} {found.serial}")
-    _say(f"uuid {found.uuid.hex()}, nguid {found.nguid.hex()}")
+    typer.echo(found.location)
+    typer.echo(f"{found.nbytes} bytes in blocks of {found.block_bytes}, {found.model} {found.serial}")
+    typer.echo(f"uuid {found.uuid.hex()}, nguid {found.nguid.hex()}")
 
 
 def _tried(what: Callable[[], Found]) -> Found:
     try:
         return what()
     except TransferError as error:
-        Console(stderr=True).print(str(error), style="red", markup=False)
+        print_line(plain_console(stderr=True), str(error), "red")
         raise typer.Exit(2) from None
-
-
-def _say(text: str) -> None:
-    Console(soft_wrap=True).print(text, markup=False, highlight=False)
 
 
 @hookimpl

@@ -12,9 +12,9 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
+from mooncake_transfer.console import plain_console
 from mooncake_transfer.hooks import hookimpl
 from mooncake_transformers._errors import ConfigError, PortTaken, WorkerError
 from mooncake_transformers.cluster.cli import register as register_cluster
@@ -140,7 +140,5 @@ def _open_worker(options: dict[str, Any], lend: str, kv_pool: str) -> Worker:
         return Worker(config)
     except (WorkerError, StoreError, TransferError) as error:
         kind = "" if isinstance(error, PortTaken) else f"{type(error).__name__}: "
-        Console(file=sys.stderr, highlight=False).print(
-            f"[bold red]error:[/] {kind}{escape(str(error))}", soft_wrap=True
-        )
+        plain_console(stderr=True).print(f"[bold red]error:[/] {kind}{escape(str(error))}", soft_wrap=True)
         raise typer.Exit(CANNOT_START) from None

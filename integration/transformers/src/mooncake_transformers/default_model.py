@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from mooncake_transfer.console import plain_console
 from mooncake_transformers._errors import DefaultModelUnavailable
 from mooncake_transformers.config import models_cache_folder
 
@@ -184,7 +184,7 @@ class _Steps:
 @contextlib.contextmanager
 def _progress() -> Iterator[_Steps]:
     # The stream itself, not whatever sys.stderr is while the loader's own output is caught.
-    console = Console(file=sys.stderr)
+    console = plain_console(file=sys.stderr)
     if not console.is_terminal:
         yield _Steps(None)
         return

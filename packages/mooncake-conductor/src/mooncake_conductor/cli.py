@@ -6,10 +6,10 @@ import asyncio
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mooncake_conductor._errors import ConfigError, ListenFailed
 from mooncake_conductor.config import load_config
+from mooncake_transfer.console import plain_console, print_line
 from mooncake_transfer.hooks import hookimpl
 from mooncake_transfer.process import announce_ready, configure_logging, watch_lifeline
 
@@ -51,7 +51,5 @@ def conductor(
         server = ConductorServer(load_config(options))
         asyncio.run(server.serve(lambda: announce_ready(ready_fd, {"url": server.url})))
     except (ConfigError, ListenFailed) as error:
-        Console(stderr=True, highlight=False).print(
-            f"mooncake conductor: {error}", soft_wrap=True, markup=False
-        )
+        print_line(plain_console(stderr=True), f"mooncake conductor: {error}")
         raise typer.Exit(USAGE_ERROR_STATUS) from error

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mooncake_store._errors import ConfigError, MasterNotLeading
 from mooncake_store.access import load_rules
@@ -24,6 +23,7 @@ from mooncake_store.eviction import find_eviction
 from mooncake_store.master import Master
 from mooncake_store.protocol import StoreStats
 from mooncake_transfer import TransferConfig, TransferEngine
+from mooncake_transfer.console import plain_console, print_line
 from mooncake_transfer.errors import TransferError
 from mooncake_transfer.hooks import hookimpl
 from mooncake_transfer.process import announce_ready, configure_logging, watch_lifeline
@@ -99,7 +99,7 @@ def master(
             load_rules(access_file)  # and so does such a file
         engine = TransferEngine(TransferConfig.load(host=host, port=port))
     except (ConfigError, TransferError) as error:
-        Console(stderr=True).print(f"mooncake store master cannot start: {error}", markup=False)
+        print_line(plain_console(stderr=True), f"mooncake store master cannot start: {error}")
         raise typer.Exit(WRONG_USE) from None
     with contextlib.ExitStack() as stack:
         stack.enter_context(engine)

@@ -12,6 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from mooncake_transfer.console import plain_console
 from mooncake_transformers.cluster.progress import Progress
 
 __all__ = ["ClusterView", "make_console"]
@@ -30,8 +31,8 @@ TITLES = {"store": "store master", "conductor": "conductor"}
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console that keeps tables whole in a log file, where rich would assume 80 columns."""
-    console = Console(stderr=stderr, highlight=False)
-    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=LOG_WIDTH)
+    console = plain_console(stderr=stderr)
+    return console if console.is_terminal else plain_console(stderr=stderr, width=LOG_WIDTH)
 
 
 class ClusterView:

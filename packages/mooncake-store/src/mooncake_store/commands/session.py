@@ -9,7 +9,6 @@ from typing import Annotated, ParamSpec
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from mooncake_store._errors import (
@@ -24,6 +23,7 @@ from mooncake_store.client import Store
 from mooncake_store.config import StoreConfig
 from mooncake_transfer import TransferEngine
 from mooncake_transfer.cli.visitor import visitor_config
+from mooncake_transfer.console import plain_console, print_line
 from mooncake_transfer.errors import ConfigError as TransferConfigError
 from mooncake_transfer.errors import TransferError
 
@@ -103,9 +103,7 @@ def checked(command: Callable[P, None]) -> Callable[P, None]:
 
 def fail(command: str, reason: str, status: int) -> typer.Exit:
     """Say why a command ends, and give what to raise."""
-    Console(stderr=True).print(
-        f"mooncake store {command}: {reason}", markup=False, highlight=False, soft_wrap=True
-    )
+    print_line(plain_console(stderr=True), f"mooncake store {command}: {reason}")
     return typer.Exit(status)
 
 
@@ -126,7 +124,7 @@ def print_json(value: object) -> None:
 
 def progress(*, shown: bool) -> Progress:
     """A bar of bytes on standard error; where that is no terminal, and when not ``shown``, nothing."""
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -21,6 +21,7 @@ from mooncake_store.protocol import SegmentReport, StoreReport
 from mooncake_store.telemetry import quantile_s
 from mooncake_store.telemetry.shown import as_json as report_as_json
 from mooncake_store.telemetry.shown import fragmentation
+from mooncake_transfer.console import plain_console
 
 __all__ = ["dashboard", "render", "top"]
 
@@ -50,7 +51,7 @@ def top(
     """
     if as_json and not once:
         raise ConfigError("--json needs --once")
-    console = Console()
+    console = plain_console()
     with client_of(master, token_file=token_file) as store:
         before = store.report(HOT)
         if not once:

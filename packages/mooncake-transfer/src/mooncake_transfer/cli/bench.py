@@ -36,6 +36,7 @@ from mooncake_transfer.bench import (
 from mooncake_transfer.bench.plot import plot_results, require_plotting
 from mooncake_transfer.bench.verdict import verdict
 from mooncake_transfer.cli.visitor import visitor_config
+from mooncake_transfer.console import plain_console, print_line
 from mooncake_transfer.drivers import probe_drivers
 from mooncake_transfer.engine import TransferEngine
 from mooncake_transfer.process import announce_ready, configure_logging, watch_lifeline
@@ -74,7 +75,7 @@ def transfer(
 
     Exit status: 0, 1 when a transfer failed or bytes came back changed, 2 for wrong use.
     """
-    console, errors = Console(), Console(stderr=True)
+    console, errors = plain_console(), plain_console(stderr=True)
     try:
         plan = Plan(
             drivers=_drivers(drivers),
@@ -93,17 +94,15 @@ def transfer(
         with _target(target, plan.region_bytes) as (address, target_cpu_s):
             results = _measure_all(plan, address, target_cpu_s, check, errors, strict=bool(drivers))
     except (ConfigError, DriverUnavailable) as error:
-        _print_line(errors, f"mooncake bench: {error}")
+        print_line(errors, f"mooncake bench: {error}")
         raise typer.Exit(WRONG_USE) from None
     except TransferError as error:
-        errors.print(
-            f"mooncake bench: {type(error).__name__}: {error}", markup=False, highlight=False, soft_wrap=True
-        )
+        print_line(errors, f"mooncake bench: {type(error).__name__}: {error}")
         raise typer.Exit(FAILED) from None
     _show(results, console)
     if plan.skipped():
-        console.print(f"{plan.skipped()} combinations need more than --max-size {max_size}: left out")
-    _print_line(console, verdict(results, both_sides=not target))
+        print_line(console, f"{plan.skipped()} combinations need more than --max-size {max_size}: left out")
+    print_line(console, verdict(results, both_sides=not target))
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     if plot is not None:
@@ -133,20 +132,14 @@ def serve(
         max_bytes = parse_size(max_size)
         engine = TransferEngine(visitor_config(port=port, **({} if host is None else {"host": host})))
     except TransferError as error:
-        Console(stderr=True).print(
-            f"mooncake bench serve: {error}", markup=False, highlight=False, soft_wrap=True
-        )
+        print_line(plain_console(stderr=True), f"mooncake bench serve: {error}")
         raise typer.Exit(WRONG_USE) from None
     with engine:
         BenchTarget(engine, max_bytes)
         if ready_fd is None:
-            Console().print(f"mooncake bench transfer --target {engine.address}", highlight=False)
+            typer.echo(f"mooncake bench transfer --target {engine.address}")
         announce_ready(ready_fd, {"address": engine.address})
         stop.wait()
-
-
-def _print_line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _drivers(names: str) -> tuple[str, ...]:
@@ -183,7 +176,12 @@ def _measure_all(
     def cpu_s() -> float:
         return time.process_time() + target_cpu_s()
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     results: list[Result] = []
     left_out = []
     with Progress(*columns, console=errors, transient=True) as progress:
@@ -204,7 +202,7 @@ def _measure_all(
                 if strict or begun:
                     raise
                 left_out.append(f"{driver}: {error}")
-                _print_line(progress.console, f"left out: {left_out[-1]}")
+                print_line(progress.console, f"left out: {left_out[-1]}")
                 progress.advance(task, len(points))
     if not results:
         raise DriverUnavailable(f"no driver moves memory here ({'; '.join(left_out)}); see `mooncake doctor`")
@@ -245,7 +243,7 @@ def _show(results: list[Result], console: Console) -> None:
     names = ["size", "batch", "threads", "GB/s", "per s", "p50 us", "p90", "p99", "p99.9", "cores"]
     if len(threads) == 1:
         names.remove("threads")
-        console.print(f"threads at the same time: {threads.pop()}", highlight=False)
+        print_line(console, f"threads at the same time: {threads.pop()}")
     table = Table(box=SIMPLE, padding=0, show_edge=False)
     for name in ("driver", "op"):
         table.add_column(name, no_wrap=True)
@@ -266,4 +264,4 @@ def _show(results: list[Result], console: Console) -> None:
             f"{result.cores:.1f}",
         )
     needed = Measurement.get(console, console.options.update(width=1000), table).maximum
-    Console(width=max(console.width, needed)).print(table)
+    plain_console(width=max(console.width, needed)).print(table)

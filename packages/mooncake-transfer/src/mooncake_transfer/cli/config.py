@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from mooncake_transfer._errors import ConfigError
 from mooncake_transfer.config import load_config
+from mooncake_transfer.console import plain_console, print_line
 from mooncake_transfer.layers import flatten
 
 __all__ = ["config"]
@@ -41,9 +41,7 @@ def show(
     try:
         loaded = load_config(file)
     except ConfigError as error:
-        Console(stderr=True, highlight=False).print(
-            f"mooncake config show: {error}", soft_wrap=True, markup=False
-        )
+        print_line(plain_console(stderr=True), f"mooncake config show: {error}")
         raise typer.Exit(USAGE_ERROR_STATUS) from error
     rows = [
         (path, _without_password(value), loaded.origins.get(path, "default"))
@@ -55,7 +53,7 @@ def show(
     table = Table("setting", "value", "origin")
     for path, value, origin in rows:
         table.add_row(escape(path), escape(msgspec.json.encode(value).decode()), escape(origin))
-    Console().print(table)
+    plain_console().print(table)
 
 
 def _without_password(value: Any) -> Any:

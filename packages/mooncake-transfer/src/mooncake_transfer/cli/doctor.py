@@ -15,6 +15,7 @@ from rich.table import Table
 from mooncake_transfer._errors import ConfigError
 from mooncake_transfer._opening import examine_drivers
 from mooncake_transfer.config import TransferConfig
+from mooncake_transfer.console import plain_console, print_line
 from mooncake_transfer.drivers import DriverStatus
 from mooncake_transfer.limits import WARNING, Limit, machine_limits
 from mooncake_transfer.plugins import CLI_GROUP, BrokenPlugin, driver_plugins, load_plugins
@@ -81,7 +82,7 @@ def doctor(
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
-        _show(report, Console())
+        _show(report, plain_console())
     if not report.healthy:
         raise typer.Exit(1)
 
@@ -95,7 +96,7 @@ def _versions() -> dict[str, str]:
 
 
 def _show(report: Report, console: Console) -> None:
-    console.print(", ".join(f"{name} {text}" for name, text in report.versions.items()), highlight=False)
+    print_line(console, ", ".join(f"{name} {text}" for name, text in report.versions.items()))
     if report.drivers:
         drivers = Table(title="drivers")
         for name in ("driver", "priority", "usable"):
@@ -108,15 +109,15 @@ def _show(report: Report, console: Console) -> None:
         console.print(drivers)
     for broken in report.broken_plugins:
         text = f"plugin {broken.name} ({broken.origin}) cannot be used: {broken.reason}"
-        console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+        print_line(console, text, "red")
     # Paragraphs, which the terminal wraps: a remedy that a narrow column cuts helps nobody.
     for limit in report.limits:
         state = f"[{STYLES[limit.state]}]{limit.state}[/]"
-        console.print(f"{state} {escape(limit.name)}: {escape(limit.value)}", highlight=False, soft_wrap=True)
+        console.print(f"{state} {escape(limit.name)}: {escape(limit.value)}", soft_wrap=True)
         for advice in (limit.effect, limit.remedy):
             if advice:
-                console.print(f"    {advice}", markup=False, highlight=False, soft_wrap=True)
-    console.print(_conclusion(report), markup=False, highlight=False, soft_wrap=True)
+                print_line(console, f"    {advice}")
+    print_line(console, _conclusion(report))
 
 
 def _conclusion(report: Report) -> str:

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from mooncake_transfer._errors import ConfigError, RegistryError
+from mooncake_transfer.console import plain_console, print_line
 from mooncake_transfer.process import announce_ready, configure_logging, watch_lifeline
 from mooncake_transfer.registry import open_registry
 from mooncake_transfer.registry.records import ENGINES, REGIONS, EngineRecord, RegionRecord, name_of
@@ -108,15 +108,14 @@ def list_entries(
         listing = {"engines": engines, "regions": {name: {"epoch": r.epoch} for name, r in regions.items()}}
         typer.echo(msgspec.json.encode(listing))
         return
-    console = Console()
     table = Table("engine", "address", "epoch", "published regions")
     for name, record in sorted(engines.items()):
         published = [path.partition("/")[2] for path in sorted(regions) if path.partition("/")[0] == name]
-        table.add_row(escape(name), record.address, f"{record.epoch:016x}", escape(", ".join(published)))
-    console.print(table)
+        texts = (name, record.address, f"{record.epoch:016x}", ", ".join(published))
+        table.add_row(*map(escape, texts))
+    plain_console().print(table)
 
 
 def _failed(command: str, reason: str, status: int = USAGE_ERROR_STATUS) -> typer.Exit:
-    console = Console(stderr=True, highlight=False)
-    console.print(f"mooncake metadata {command}: {reason}", soft_wrap=True, markup=False)
+    print_line(plain_console(stderr=True), f"mooncake metadata {command}: {reason}")
     return typer.Exit(status)

@@ -20,6 +20,7 @@ from mooncake_transfer._address import split_address
 from mooncake_transfer._errors import ConfigError, TransferError
 from mooncake_transfer.beacon import engines_here
 from mooncake_transfer.cli.visitor import visitor_config
+from mooncake_transfer.console import plain_console, print_line
 from mooncake_transfer.engine import TransferEngine
 from mooncake_transfer.introspection import RailRate, Snapshot, ask_snapshot, rail_rates
 
@@ -61,20 +62,20 @@ def top(
     Without an address it shows the engines of this host that this user runs. MiB are those in flight. Exit
     status: with --once 1 when an engine did not answer; 2 for wrong use, or when there is no engine.
     """
-    console, errors = Console(), Console(stderr=True)
+    console, errors = plain_console(), plain_console(stderr=True)
     if json and not once:
-        _print_line(errors, "mooncake top: --json needs --once")
+        print_line(errors, "mooncake top: --json needs --once")
         raise typer.Exit(WRONG_USE)
     try:
         config = visitor_config()
         _check_addresses(addresses or [], config.registry)
     except ConfigError as error:
-        _print_line(errors, f"mooncake top: {error}")
+        print_line(errors, f"mooncake top: {error}")
         raise typer.Exit(WRONG_USE) from None
     try:
         engine = TransferEngine(config)
     except TransferError as error:
-        _print_line(errors, f"mooncake top: no engine to ask from: {error}")
+        print_line(errors, f"mooncake top: no engine to ask from: {error}")
         raise typer.Exit(WRONG_USE) from None
     with engine:
         watch = _Watch(engine, addresses or [], timeout_s)
@@ -84,7 +85,7 @@ def top(
         threading.Event().wait(interval_s)
         views = watch.look()
     if not views:
-        _print_line(errors, f"mooncake top: {NOBODY}; name one as host:port")
+        print_line(errors, f"mooncake top: {NOBODY}; name one as host:port")
         raise typer.Exit(WRONG_USE)
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(views), indent=2).decode())
@@ -137,10 +138,6 @@ def _follow(watch: _Watch, interval_s: float, console: Console) -> None:
                 pause.wait(interval_s)
     except KeyboardInterrupt:
         return
-
-
-def _print_line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def render(views: Sequence[View]) -> RenderableType:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mooncake_transfer._errors import ConfigError
+from mooncake_transfer.console import plain_console, print_line
 from mooncake_transfer.topology import Override, Topology
 
 __all__ = ["topology"]
@@ -27,8 +27,7 @@ def topology(
         if svg:
             svg.write_text(found.render_svg())
     except (ConfigError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(str(error), style="red", markup=False)
+        print_line(plain_console(stderr=True), str(error), "red")
         raise typer.Exit(2) from None
     if json or not svg:
-        text = found.to_json() + "\n" if json else found.render_text()
-        Console(soft_wrap=True).print(text, end="", markup=False, highlight=False)
+        typer.echo(found.to_json() + "\n" if json else found.render_text(), nl=False)
