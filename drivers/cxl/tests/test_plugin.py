@@ -10,6 +10,7 @@ import pytest
 
 from mooncake_driver_cxl import CxlOptions, plugin
 from mooncake_driver_cxl.options import render
+from mooncake_driver_cxl.pool import Pool
 from mooncake_transfer import TransferConfig, TransferEngine
 from mooncake_transfer.errors import ConfigError, DriverUnavailable
 from mooncake_transfer.hooks import Available, Unavailable
@@ -89,3 +90,7 @@ def test_pages_and_node_of_the_pool_are_not_chosen_by_the_caller(pool_path: Path
             engine.allocate(1 << 20, huge_pages=True)
         with pytest.raises(ConfigError, match="driver 'tcp' has no memory of its own"):
             engine.allocate(1 << 20, driver="tcp")
+        name = "ab" + "漢" * 30
+        with engine.allocate(1 << 20, name=name) as region:
+            assert region.name == name
+            assert [block.name for block in Pool.open(**options).blocks()] == ["ab" + "漢" * 20]

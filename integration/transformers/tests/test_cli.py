@@ -28,6 +28,12 @@ def test_an_unknown_model_ends_the_command_with_status_2_and_a_reason(tmp_path: 
     assert "error: UnknownModel: there is no folder" in output
 
 
+def test_an_unknown_log_level_ends_the_command_with_status_2() -> None:
+    status, output = run_worker("--log-level", "NOPE")
+    assert status == 2
+    assert "log level 'NOPE' is unknown" in output
+
+
 def test_a_taken_port_ends_the_command_with_status_2_and_names_the_port(tiny_folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 
 import httpx
 import pytest
@@ -168,12 +170,22 @@ def test_what_happens_between_two_looks_of_different_masters_is_not_made_up(stor
         (["put", "no such file"], "is no file that can be read"),
         (["get", "a", "b"], "need --output"),
         (["get", "zz", "--hex"], "is no hexadecimal key"),
+        (["rest", "--log-level", "NOPE"], "log level 'NOPE' is unknown"),
+        (["node", "--log-level", "NOPE"], "log level 'NOPE' is unknown"),
         (["rest", "--tls-cert", "x"], "needs both --tls-cert and --tls-key"),
         (["rest", "--token-file", "no such file"], "cannot be read"),
     ],
 )
 def test_wrong_use_ends_with_status_2_and_says_what_is_wrong(command, arguments, said):
     assert said in command(*arguments, status=2).stderr
+
+
+def test_a_master_with_an_unknown_log_level_ends_in_one_line() -> None:
+    command = [sys.executable, "-m", "mooncake_transfer.cli", "store", "master", "--log-level", "NOPE"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 2
+    assert "log level 'NOPE' is unknown" in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
 def test_a_store_that_is_not_named_or_does_not_answer_is_told_apart(command, monkeypatch):

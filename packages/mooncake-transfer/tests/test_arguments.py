@@ -44,6 +44,24 @@ def pair() -> Iterator[Pair]:
         yield Pair(fabric.device("near"), near, far)
 
 
+@pytest.mark.parametrize("name", ["x" * 256, "漢" * 86])
+def test_a_name_of_a_region_has_at_most_255_bytes(pair: Pair, name: str) -> None:
+    for take in (
+        lambda: pair.near.allocate(4096, name=name),
+        lambda: pair.near.register(bytearray(4096), name=name),
+        lambda: pair.near.register_many([bytearray(4096)], names=[name]),
+    ):
+        with pytest.raises(ConfigError, match=r"name is '.*at most 255 bytes long; it has 25[68]"):
+            take()
+    assert pair.near.register(bytearray(4096), name="漢" * 85).name == "漢" * 85
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:٣", "127.0.0.1:３"])
+def test_a_port_is_written_in_digits_that_everybody_reads(pair: Pair, address: str) -> None:
+    with pytest.raises(ConfigError, match="is not host:port"):
+        pair.near.connect(address)
+
+
 TAKERS: dict[str, Callable[[Pair, Any], object]] = {
     "connect": lambda p, s: p.near.connect(p.far.address, timeout_s=s),
     "call": lambda p, s: p.near.connect(p.far.address).call("method", timeout_s=s),

@@ -99,6 +99,10 @@ def test_lists_numbers_and_nothing_are_written_as_text() -> None:
         ("MOONCAKE_TRANSFER_PORT", "many", "MOONCAKE_TRANSFER_PORT: Expected `int`, got `str`"),
         ("MOONCAKE_TRANSFER_PORT", "70000", "port 70000 is outside 0..65535"),
         ("MOONCAKE_TRANSFER_RAILS__ATTEMPTS", "0", "rails.attempts is 0"),
+        ("MOONCAKE_TRANSFER_ADVERTISE_HOST", "bad host", "advertise_host is 'bad host', which is no host"),
+        ("MOONCAKE_TRANSFER_ADVERTISE_HOST", "[::1]", "without a port or brackets"),
+        ("MOONCAKE_TRANSFER_ADVERTISE_HOST", "host:80", "without a port or brackets"),
+        ("MOONCAKE_TRANSFER_ADVERTISE_HOST", "a" * 254, "which is no host"),
         ("MOONCAKE_CONFIG", "missing.toml", "missing.toml cannot be read"),
     ],
 )
@@ -106,6 +110,11 @@ def test_a_setting_that_cannot_work_is_named_with_its_origin(variable: str, text
     with pytest.raises(ConfigError) as caught:
         load_config(environment={variable: text})
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["worker_1.pod-3.svc.", "10.0.0.1", "fe80::1%eth0", "::1", "münchen.de"])
+def test_what_peers_are_told_is_any_name_or_address(host: str) -> None:
+    assert TransferConfig(advertise_host=host).advertise_host == host
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from mooncake_transfer import RailConfig, Transfer, TransferEngine
-from mooncake_transfer.errors import ConfigError, NoRoute, PeerUnreachable
+from mooncake_transfer import RailConfig, Transfer, TransferConfig, TransferEngine
+from mooncake_transfer.errors import ConfigError, DriverUnavailable, NoRoute, PeerUnreachable
 from mooncake_transfer.testing.fake import FakeFabric
 from mooncake_transfer.testing.fixtures import wait_until
 
@@ -112,3 +112,15 @@ def test_a_waiting_transfer_fails_with_the_reason_when_every_driver_is_disabled(
     fast.thaw()
     with pytest.raises(NoRoute, match="fast is disabled"):
         transfer.wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize("option", ["host", "hosts"])
+def test_a_driver_with_options_that_does_not_start_is_not_left_out(option: str) -> None:
+    config = TransferConfig(driver_options={"tcp": {option: "192.0.2.1"}})
+    with pytest.raises(DriverUnavailable, match=r"driver 'tcp' does not start.*192\.0\.2\.1"):
+        TransferEngine(config)
+
+
+def test_memory_of_a_driver_that_has_none_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match="driver 'zz' has no memory of its own"):
+        TransferEngine(TransferConfig(allocate_from="zz"))

@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from mooncake_transfer import TransferConfig, TransferEngine
-from mooncake_transfer.beacon import engines_here
+from mooncake_transfer.beacon import Beacon, engines_here
 from mooncake_transfer.cli import build_app
 from mooncake_transfer.cli.top import View, render
 from mooncake_transfer.errors import EngineClosed
@@ -168,6 +168,13 @@ def test_top_refuses_an_address_that_is_none_at_once(arguments: tuple[str, ...])
     assert "is not host:port" in result.output
 
 
+@pytest.mark.parametrize("option", ["-1", "nan"])
+def test_top_refuses_a_time_that_is_none(option: str) -> None:
+    result = top("127.0.0.1:1", "--once", "--timeout-s", option)
+    assert result.exit_code == 2
+    assert "--timeout-s is" in result.output
+
+
 def test_top_finds_the_engines_of_this_host_by_itself(pair) -> None:
     owner, mover = pair
     shown = engines_here()
@@ -176,6 +183,14 @@ def test_top_finds_the_engines_of_this_host_by_itself(pair) -> None:
     assert {owner.address, mover.address} <= {view["address"] for view in views}
     mover.close()
     assert mover.address not in engines_here()
+
+
+def test_an_address_that_does_not_fit_is_not_shown_in_part(caplog: pytest.LogCaptureFixture) -> None:
+    beacon = Beacon()
+    beacon.start("a" * 240 + ":7000")
+    assert not [address for address in engines_here() if address.startswith("aaa")]
+    assert "will not be found" in caplog.text
+    beacon.stop()
 
 
 def test_where_no_engine_runs_top_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

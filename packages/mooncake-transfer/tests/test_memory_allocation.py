@@ -38,6 +38,16 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.parametrize("name", ["漢" * 85, "x" * 255, "a" + "漢" * 84])
+def test_a_region_is_named_in_any_script(name: str) -> None:
+    memory = allocate_shareable(4096, name)
+    shown = str(Path(f"/proc/self/fd/{memory.fd}").readlink())
+    cut = shown.removeprefix("/memfd:mooncake-").removesuffix(" (deleted)")
+    assert len(cut) > 70
+    assert name.startswith(cut)
+    memory.close()
+
+
 def test_another_mapping_of_the_descriptor_shows_the_same_bytes() -> None:
     memory = allocate_shareable(3 * MIB + 5, "shared")
     with mmap.mmap(memory.fd, memory.nbytes) as other:

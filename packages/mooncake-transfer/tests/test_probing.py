@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_transfer import TransferConfig, TransferEngine, drivers, plugins
+from mooncake_transfer import TransferConfig, TransferEngine, _probing, drivers, plugins
 from mooncake_transfer._probing import Question, probe_apart
 from mooncake_transfer.hooks import Available, Unavailable
 
@@ -99,6 +100,23 @@ def test_a_plugin_that_is_gone_is_a_reason(plugin: str) -> None:
     assert "zoo_nowhere" in verdicts["chat"].reason
     assert isinstance(verdicts["other"], Unavailable)
     assert "describes no driver 'other'" in verdicts["other"].reason
+
+
+def test_a_probe_that_cannot_be_killed_holds_nobody_up(plugin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    kill = subprocess.Popen.kill
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda child: started.append(child))
+    monkeypatch.setattr(_probing, "END_S", 0.1)
+    try:
+        verdicts = probe_apart([Question("hang", plugin)], limit_s=0.5)
+    finally:
+        (child,) = started
+        kill(child)
+        child.wait(LIMIT_S * 10)
+    found = verdicts["hang"]
+    assert isinstance(found, Unavailable)
+    assert "did not answer within 0.5 s; its probe cannot be killed" in found.reason
+    assert str(child.pid) in found.reason
 
 
 @pytest.mark.usefixtures("installed")

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from mooncake_transfer import Peer, TransferConfig, TransferEngine
+from mooncake_transfer._serving import Reply
 from mooncake_transfer.errors import ConfigError, RemoteError
 from mooncake_transfer.peer import Caller
 from mooncake_transfer.testing.fake import FakeFabric
@@ -81,6 +82,33 @@ def test_whatever_a_handler_of_notifications_raises_the_next_one_is_handled(
     served.peer.notify("fail")
     served.peer.notify("hear")
     assert heard.wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (5, "handler of 'wrong' returned int 5; it must return bytes or None"),
+        (0, "returned int 0;"),
+        ("", "returned str '';"),
+        ([], "returned list [];"),
+        (False, "returned bool False;"),
+    ],
+)
+def test_a_reply_that_is_no_bytes_is_told_with_what_it_is(served: Served, reply: object, told: str) -> None:
+    served.engine.serve("wrong", lambda payload, caller: reply)  # type: ignore[arg-type,return-value]
+    with pytest.raises(RemoteError) as caught:
+        served.peer.call("wrong", timeout_s=DEADLINE_S)
+    assert caught.value.kind == "TypeError"
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reply", "got"),
+    [(None, b""), (b"", b""), (bytearray(b"abc"), b"abc"), (memoryview(b"abcdef")[::2], b"ace")],
+)
+def test_a_reply_is_none_or_whatever_holds_bytes(served: Served, reply: Reply, got: bytes) -> None:
+    served.engine.serve("right", lambda payload, caller: reply)
+    assert served.peer.call("right", timeout_s=DEADLINE_S) == got
 
 
 def test_whatever_a_handler_of_lost_peers_raises_the_others_and_the_next_event_are_handled(

@@ -6,11 +6,20 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from mooncake_transfer import Caller, Transfer, TransferEngine
-from mooncake_transfer.errors import CallTimeout, ConfigError, TransferCancelled, TransferTimeout
+from mooncake_transfer._watching import Watcher
+from mooncake_transfer.errors import (
+    CallTimeout,
+    ConfigError,
+    EngineClosed,
+    TransferCancelled,
+    TransferTimeout,
+)
+from mooncake_transfer.log_format import fields_of
 from mooncake_transfer.testing.fake import FakeDevice, FakeFabric
 
 DEADLINE_S = 20.0
@@ -70,6 +79,54 @@ def test_a_future_gives_how_the_transfer_ended(stuck: Stuck) -> None:
     late = stuck.near.write(stuck.local, stuck.remote, [[0, 0, 4096]], deadline_s=0.05).future()
     with pytest.raises(TransferTimeout, match="deadline"):
         late.result(DEADLINE_S)
+
+
+def test_a_transfer_that_was_never_posted_has_no_future_and_leaves_nothing_behind(stuck: Stuck) -> None:
+    used = stuck.write().future()
+    stuck.device.thaw()
+    used.result(DEADLINE_S)
+    transfer = stuck.near.prepare_write(stuck.local, stuck.remote, [[0, 0, 64]])
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        with pytest.raises(ConfigError, match="never posted"):
+            transfer.future()
+    assert len(list(Path("/proc/self/fd").iterdir())) < open_files + 20
+    stuck.near.close()
+    with pytest.raises(ConfigError, match="never posted"):
+        transfer.future()
+
+
+def test_a_watcher_refuses_after_its_end_and_forgets_what_it_cannot_watch() -> None:
+    class Unposted:
+        def signal_when_done(self, signal: int) -> None:
+            raise ConfigError("never posted")
+
+    watcher = Watcher()
+    with pytest.raises(ConfigError, match="never posted"):
+        watcher.watch(Unposted(), lambda: None, {})  # type: ignore[arg-type]
+    assert not watcher._callbacks
+    watcher.stop()
+    with pytest.raises(EngineClosed, match="has been closed"):
+        watcher.watch(Unposted(), lambda: None, {})  # type: ignore[arg-type]
+
+
+def test_a_callback_that_ends_its_thread_is_logged_with_peer_and_region(
+    stuck: Stuck, caplog: pytest.LogCaptureFixture
+) -> None:
+    called = threading.Event()
+
+    def leave(future: object) -> None:
+        raise SystemExit(3)
+
+    stuck.write().future().add_done_callback(leave)
+    stuck.device.thaw()
+    after = stuck.write().future()  # the watcher's thread takes one after another
+    after.add_done_callback(lambda future: called.set())
+    after.result(DEADLINE_S)
+    assert called.wait(DEADLINE_S)
+    stuck.near.close()  # which joins that thread
+    (record,) = [record for record in caplog.records if "callback" in record.getMessage()]
+    assert fields_of(record) == {"peer": stuck.far.address, "region": "kv"}
 
 
 def test_a_future_s_wait_that_is_no_time_is_refused(stuck: Stuck) -> None:

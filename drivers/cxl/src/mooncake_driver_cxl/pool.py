@@ -17,6 +17,8 @@ __all__ = ["Block", "BlockInfo", "Pool"]
 
 Result = TypeVar("Result")
 
+NAME_BYTES = 63  # kNameBytes of core/layout.hpp, less the NUL at its end
+
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
@@ -148,7 +150,9 @@ def allocate(options: dict[str, object], name: str, nbytes: int) -> Memory:
     if not options.get("path"):
         raise ConfigError("the cxl driver has no pool: set driver_options['cxl']['path']")
     rest = {option: value for option, value in options.items() if option != "path"}
-    block = Pool.open(str(options["path"]), **rest).allocate(nbytes, name=name[:63])
+    # What the pool has room for, without a part of a character at its end.
+    name = name.encode()[:NAME_BYTES].decode(errors="ignore")
+    block = Pool.open(str(options["path"]), **rest).allocate(nbytes, name=name)
     return Memory(block.range.address, nbytes, block.range.owner)
 
 

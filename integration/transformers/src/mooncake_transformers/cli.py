@@ -88,10 +88,14 @@ def worker(
 
     Ends with status 2 when it cannot start: unknown model, port taken, no memory, no master.
     """
+    from mooncake_transfer.errors import ConfigError as TransferConfigError
     from mooncake_transfer.process import announce_ready, configure_logging, watch_lifeline
 
-    configure_logging(log_level)
     watch_lifeline(lifeline_fd)
+    try:
+        configure_logging(log_level)
+    except TransferConfigError as error:
+        raise _cannot_start(error) from None
     options = {
         "role": role, "model": model, "served_name": served_name, "dtype": dtype, "device": device,
         "attention": attention, "host": host, "port": port, "advertise_host": advertise_host,
@@ -139,6 +143,11 @@ def _open_worker(options: dict[str, Any], lend: str, kv_pool: str) -> Worker:
             raise ConfigError(str(error)) from error
         return Worker(config)
     except (WorkerError, StoreError, TransferError) as error:
-        kind = "" if isinstance(error, PortTaken) else f"{type(error).__name__}: "
-        plain_console(stderr=True).print(f"[bold red]error:[/] {kind}{escape(str(error))}", soft_wrap=True)
-        raise typer.Exit(CANNOT_START) from None
+        raise _cannot_start(error) from None
+
+
+def _cannot_start(error: Exception) -> typer.Exit:
+    """Say why in one line, and give what to raise."""
+    kind = "" if isinstance(error, PortTaken) else f"{type(error).__name__}: "
+    plain_console(stderr=True).print(f"[bold red]error:[/] {kind}{escape(str(error))}", soft_wrap=True)
+    return typer.Exit(CANNOT_START)

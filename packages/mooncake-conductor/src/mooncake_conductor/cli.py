@@ -10,6 +10,7 @@ import typer
 from mooncake_conductor._errors import ConfigError, ListenFailed
 from mooncake_conductor.config import load_config
 from mooncake_transfer.console import plain_console, print_line
+from mooncake_transfer.errors import ConfigError as TransferConfigError
 from mooncake_transfer.hooks import hookimpl
 from mooncake_transfer.process import announce_ready, configure_logging, watch_lifeline
 
@@ -45,11 +46,11 @@ def conductor(
     from mooncake_conductor.server import ConductorServer
 
     watch_lifeline(lifeline_fd)
-    configure_logging(log_level)
     options = {"host": host, "port": port, "workers": tuple(worker) if worker else None, "policy": policy}
     try:
+        configure_logging(log_level)
         server = ConductorServer(load_config(options))
         asyncio.run(server.serve(lambda: announce_ready(ready_fd, {"url": server.url})))
-    except (ConfigError, ListenFailed) as error:
+    except (ConfigError, ListenFailed, TransferConfigError) as error:
         print_line(plain_console(stderr=True), f"mooncake conductor: {error}")
         raise typer.Exit(USAGE_ERROR_STATUS) from error

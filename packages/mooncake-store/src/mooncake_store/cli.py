@@ -79,12 +79,12 @@ def master(
     lifeline_fd: Annotated[int | None, typer.Option(help="End at once when this pipe is closed.")] = None,
 ) -> None:
     """Run a master until SIGTERM or SIGINT: the metadata of a store, no bytes."""
-    configure_logging(log_level)
     watch_lifeline(lifeline_fd)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
+        configure_logging(log_level)
         config = StoreConfig(
             lease_ttl_s=lease_ttl_s,
             reservation_ttl_s=reservation_ttl_s,

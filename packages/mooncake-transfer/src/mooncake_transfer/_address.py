@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
+
 from mooncake_transfer._errors import ConfigError
+
+HOST_BYTES = 253  # RFC 1035, 2.3.4, without the lengths of the parts
+HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\.?")
 
 
 def split_address(address: str) -> tuple[str, int]:
     """Take ``host:port`` or ``[ipv6]:port`` apart. Raises ConfigError for anything else."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
+    digits = port.isascii() and port.isdecimal()  # int() takes those of other scripts too
+    if not colon or not host or not digits or len(port) > 5 or int(port) > 65535:
         raise ConfigError(f"address {address!r} is not host:port, for example 127.0.0.1:7000 or [::1]:7000")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
@@ -16,6 +23,21 @@ def split_address(address: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """Put host and port together, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_host(host: str, name: str) -> None:
+    """Raise ConfigError for what can be neither an IP address nor the name of a host. Asks no resolver."""
+    if ":" in host:
+        try:
+            ipaddress.IPv6Address(host)
+            return
+        except ValueError:
+            pass
+    elif HOST_NAME.fullmatch(host) and len(host.encode()) <= HOST_BYTES:
+        return
+    raise ConfigError(
+        f"{name} is {host[:60]!r}, which is no host; use a name or an IP address, without a port or brackets"
+    )
 
 
 def is_address(text: str) -> bool:

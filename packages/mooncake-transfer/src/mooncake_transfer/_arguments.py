@@ -21,6 +21,7 @@ __all__ = [
     "number",
     "one_of",
     "payload",
+    "region_name",
     "seconds",
     "shown",
     "text",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 SHOWN = 60  # characters of a value
+REGION_NAME_BYTES = 255  # every descriptor carries it; engine names have as many
 METHOD_BYTES = 0xFFFF  # what a frame of the channel has room for
 
 Kind = TypeVar("Kind")
@@ -99,6 +101,14 @@ def method_name(value: object, name: str) -> str:
     if len(method) > METHOD_BYTES // 4 and (size := len(method.encode())) > METHOD_BYTES:
         raise wrong(name, method, f"at most {METHOD_BYTES} bytes long; it has {size}")
     return method
+
+
+def region_name(value: object, name: str) -> str:
+    """Return ``value``, which must be the name of a region: text of up to 255 bytes. Raises ConfigError."""
+    given = text(value, name, "kv-pool")
+    if (size := len(given.encode())) > REGION_NAME_BYTES:
+        raise wrong(name, given, f"at most {REGION_NAME_BYTES} bytes long; it has {size}")
+    return given
 
 
 def payload(value: object, name: str, source: str = "") -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mooncake_transfer._core import Engine as CoreEngine
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 def open_drivers(core: CoreEngine, config: TransferConfig) -> dict[str, DriverStatus]:
     """Open every driver that the configuration asks for, or every usable one; return what became of each.
 
-    Raises ConfigError for options of drivers that are not there, DriverUnavailable when a driver that was
-    asked for does not start, or none does.
+    Raises ConfigError for options of drivers that are not there, or an ``allocate_from`` that has no memory;
+    DriverUnavailable when a driver that was asked for, or has options, does not start, or none does.
     """
     installed = [info.name for info in driver_plugins().drivers()]
     for name in config.driver_options:
@@ -35,6 +35,8 @@ def open_drivers(core: CoreEngine, config: TransferConfig) -> dict[str, DriverSt
                 f"driver_options names driver {name!r}, which is not installed; {remedy} "
                 f"(installed: {', '.join(sorted(installed)) or 'none'})"
             )
+    if config.allocate_from:
+        _allocator(config.allocate_from)
     nodes = place_devices(core, config)
     drivers: dict[str, DriverStatus] = {}
     for info, status in select_drivers(config.drivers):
@@ -63,7 +65,8 @@ def _open_driver(
             opened += 1
         except Exception as error:  # a third party's code; without it the other drivers still work
             place = f" on {spec.device}" if spec.device else ""
-            if config.drivers is not None:
+            # Options are for a driver that shall be there: without it everything would go another way.
+            if config.drivers is not None or config.driver_options.get(info.name):
                 raise DriverUnavailable(f"driver {info.name!r} does not start{place}: {error}") from error
             fields = {"driver": info.name}
             log.warning("driver %s does not start%s: %s", info.name, place, error, extra=fields)
@@ -113,8 +116,13 @@ def allocate(config: TransferConfig, driver: str, nbytes: int, name: str, pages:
         raise ConfigError(f"cannot allocate {nbytes} bytes for region {name!r}; the size must be positive")
     if any(value is not False and value is not None for value in pages.values()):
         raise ConfigError(f"driver {driver!r} decides on pages and node of its memory: leave them out")
+    return _allocator(driver)(config.driver_options.get(driver, {}), name, nbytes)
+
+
+def _allocator(driver: str) -> Callable[[Mapping[str, Any], str, int], Memory]:
+    """The driver's ``allocate``. Raises ConfigError for a driver that is not there or has none."""
     able = {info.name: info.allocate for info in driver_plugins().drivers() if info.allocate is not None}
     if driver not in able:
         known = ", ".join(sorted(able)) or "none"
         raise ConfigError(f"driver {driver!r} has no memory of its own; drivers that do: {known}")
-    return able[driver](config.driver_options.get(driver, {}), name, nbytes)
+    return able[driver]

@@ -90,9 +90,25 @@ def _one_child(questions: Sequence[Question], limit_s: float) -> dict[str, Verdi
                     break
                 verdicts[question.driver] = _parse(line)
         finally:
-            child.kill()
-            child.wait()
+            stuck = not _killed(child)
+    if stuck:
+        log.warning("process %d, which probed drivers, cannot be killed", child.pid)
+        last = list(verdicts)[-1]
+        if isinstance(verdict := verdicts[last], Unavailable):
+            verdicts[last] = Unavailable(
+                f"{verdict.reason}; its probe cannot be killed (process {child.pid})"
+            )
     return verdicts
+
+
+def _killed(child: subprocess.Popen[bytes]) -> bool:
+    """End it; False when it is still there, as one that hangs in the kernel is for as long as that takes."""
+    child.kill()
+    try:
+        child.wait(END_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _read_line(stream: IO[bytes], deadline_s: float) -> bytes | None:

@@ -9,16 +9,20 @@ from collections.abc import Callable
 import msgspec
 
 from mooncake_transfer import _wire
-from mooncake_transfer._arguments import callback, method_name
+from mooncake_transfer._arguments import callback, method_name, shown
 from mooncake_transfer._core import Channel
 from mooncake_transfer._errors import ConfigError, PeerError
 from mooncake_transfer.peer import Caller
 
-Handler = Callable[[bytes, Caller], bytes | None]
+Reply = bytes | bytearray | memoryview | None
+Handler = Callable[[bytes, Caller], Reply]
 LostHandler = Callable[[Caller], None]
 
 POLL_S = 1.0
 JOIN_S = 5.0
+# Of one connection: methods without a handler that are logged, so that no peer can fill the log.
+MOST_UNKNOWN = 8
+METHOD_SHOWN = 60  # characters of a method, which is the peer's choice
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +36,7 @@ class Dispatcher:
         self._compiled: set[str] = set()
         self._lost_handlers: list[LostHandler] = []
         self._callers: dict[int, Caller] = {}
+        self._unknown: dict[int, set[str]] = {}
         self._known = threading.Lock()
         self._stopping = False
         loops = [self._run_events, self._run_own_requests] + [self._run_requests] * threads
@@ -101,19 +106,21 @@ class Dispatcher:
     def _answer(self, connection: int, request: int, method: str, body: bytes) -> None:
         try:
             reply = self._handler(method)(body, self._caller(connection))
-            failed, answer = False, reply or b""
+            failed, answer = False, _reply_bytes(reply, method)
         except BaseException as error:  # the caller gets it, and this thread has others to answer
             # What is no Exception (SystemExit, say) was meant for a thread that is not the handler's.
             level = logging.DEBUG if isinstance(error, Exception) else logging.ERROR
-            log.log(level, "handler of %s failed", method, exc_info=True, extra={"method": method})
+            peer, where = self._told_of(connection, method)
+            log.log(level, "handler of %s failed for %s", shown(method), peer, exc_info=True, extra=where)
             failed, answer = True, _failure(error)
         try:
             try:
                 self._channel.reply(connection, request, failed, answer)
-            except (ConfigError, TypeError) as error:  # over the limit or no bytes; the caller is told that
+            except ConfigError as error:  # over the limit; the caller is told that
                 self._channel.reply(connection, request, True, _failure(error))
         except PeerError as error:
-            log.info("the answer to %s is lost: %s", method, error, extra={"method": method})
+            peer, where = self._told_of(connection, method)
+            log.info("the answer to %s for %s is lost: %s", shown(method), peer, error, extra=where)
 
     def _handler(self, method: str) -> Handler:
         try:
@@ -127,6 +134,12 @@ class Dispatcher:
             if connection not in self._callers:
                 self._learn(connection, self._channel.hello_of(connection))
             return self._callers[connection]
+
+    def _told_of(self, connection: int, method: str) -> tuple[str, dict[str, str]]:
+        """Who is at the other end, and the fields of a log line about what it asks for."""
+        caller = self._callers.get(connection)
+        peer = f"connection {connection}" if caller is None else caller.address
+        return peer, {"peer": peer, "method": repr(method[:METHOD_SHOWN])[1:-1]}
 
     def _learn(self, connection: int, body: bytes) -> None:
         hello = msgspec.msgpack.decode(body, type=_wire.Hello)
@@ -143,7 +156,8 @@ class Dispatcher:
             try:
                 self._take_event(kind, connection, method, body)
             except BaseException:  # nobody waits for it, and the next event must be handled all the same
-                log.exception("handling %s %s failed", kind, method, extra={"method": method})
+                peer, where = self._told_of(connection, method)
+                log.exception("handling %s %s of %s failed", kind, shown(method), peer, extra=where)
 
     def _take_event(self, kind: str, connection: int, method: str, body: bytes) -> None:
         if kind == "hello":
@@ -152,11 +166,25 @@ class Dispatcher:
         elif kind == "refused":
             log.warning("a connection was refused: %s", body.decode(errors="replace"))
         elif kind == "notify":
-            self._handler(method)(body, self._callers[connection])
+            if method in self._handlers:
+                self._handlers[method](body, self._caller(connection))
+            else:
+                self._note_unknown(connection, method)
         else:
+            self._unknown.pop(connection, None)
             caller = self._callers.pop(connection, None)
             if caller is not None:
                 self._tell_lost(caller)
+
+    def _note_unknown(self, connection: int, method: str) -> None:
+        """Log a notification that nobody takes: once for each peer and method, and not for ever."""
+        known = self._unknown.setdefault(connection, set())
+        if method in known or len(known) >= MOST_UNKNOWN:
+            return
+        known.add(method)
+        peer, where = self._told_of(connection, method)
+        last = "; of this peer's, no further method is logged" if len(known) == MOST_UNKNOWN else ""
+        log.warning("%s notifies %s, which has no handler here%s", peer, shown(method), last, extra=where)
 
     def _tell_lost(self, caller: Caller) -> None:
         for handler in self._lost_handlers:
@@ -165,6 +193,21 @@ class Dispatcher:
             except BaseException:  # nobody waits for it, and the others must learn of it all the same
                 where = {"peer": caller.address}
                 log.exception("a handler of lost peers failed for %s", caller.address, extra=where)
+
+
+def _reply_bytes(reply: object, method: str) -> bytes:
+    """Return what a handler gave as bytes. Raises TypeError for what is neither bytes nor None."""
+    if isinstance(reply, bytes):
+        return reply
+    if reply is None:
+        return b""
+    try:
+        return bytes(memoryview(reply))  # type: ignore[arg-type]
+    except TypeError:
+        kind = type(reply).__name__
+        raise TypeError(
+            f"handler of {shown(method)} returned {kind} {shown(reply)}; it must return bytes or None"
+        ) from None
 
 
 def _failure(error: BaseException) -> bytes:

@@ -6,9 +6,10 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from mooncake_transfer import _core
+from mooncake_transfer._errors import EngineClosed
 
 JOIN_S = 5.0
 POLL_S = 1.0
@@ -24,13 +25,18 @@ class Watcher:
         self._epoll: select.epoll | None = None
         self._wake = -1
         self._thread: threading.Thread | None = None
-        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._callbacks: dict[int, tuple[Callable[[], None], Mapping[str, str]]] = {}
         self._stopping = False
 
-    def watch(self, transfer: _core.Transfer, ended: Callable[[], None]) -> None:
-        """Call ``ended()`` on the watcher's thread once the transfer is done."""
-        signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    def watch(self, transfer: _core.Transfer, ended: Callable[[], None], fields: Mapping[str, str]) -> None:
+        """Call ``ended()`` on the watcher's thread once the transfer is done; ``fields``: of its log lines.
+
+        Raises EngineClosed after ``stop()``, and what the transfer says when it cannot be watched.
+        """
         with self._lock:
+            if self._stopping:
+                raise EngineClosed("the engine has been closed, and watches no transfers any more")
+            signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             if self._epoll is None:
                 self._epoll = select.epoll()
                 self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -39,9 +45,19 @@ class Watcher:
                     target=self._run, args=(self._epoll,), name="mooncake-watcher", daemon=True
                 )
                 self._thread.start()
-            self._callbacks[signal] = ended
+            self._callbacks[signal] = (ended, fields)
             self._epoll.register(signal, select.EPOLLIN)
-        transfer.signal_when_done(signal)
+        try:
+            transfer.signal_when_done(signal)
+        except BaseException:
+            self._forget(signal)
+            raise
+
+    def _forget(self, signal: int) -> None:
+        with self._lock:
+            if self._callbacks.pop(signal, None) is not None and self._epoll is not None:
+                self._epoll.unregister(signal)
+                os.close(signal)
 
     def stop(self) -> None:
         """End the thread. The engine is closed already, so everything that was watched has ended."""
@@ -72,10 +88,11 @@ class Watcher:
 
     def _end(self, epoll: select.epoll, signal: int) -> None:
         with self._lock:
-            ended = self._callbacks.pop(signal)
+            ended, fields = self._callbacks.pop(signal)
         epoll.unregister(signal)
         os.close(signal)
         try:
             ended()
         except BaseException:  # the callback's failure must not end the thread that others rely on
-            log.exception("a callback at the end of a transfer failed")
+            peer = fields.get("peer", "")
+            log.exception("a callback at the end of a transfer with %s failed", peer, extra=dict(fields))

@@ -27,9 +27,12 @@ class Beacon:
         self._fd = -1
 
     def start(self, address: str) -> None:
-        """Show ``address`` from now on. Without a free descriptor it is not shown, and that is all."""
+        """Show ``address`` from now on. Without a free descriptor it is not shown, and that is all.
+
+        Nor is one of more than 233 bytes, as the kernel has no room for it: a part would lead elsewhere.
+        """
         try:
-            self._fd = os.memfd_create(f"{PREFIX}{address}"[:200], os.MFD_CLOEXEC)
+            self._fd = os.memfd_create(f"{PREFIX}{address}", os.MFD_CLOEXEC)
         except OSError as error:
             log.warning("engine %s will not be found by who looks for engines here: %s", address, error)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from mooncake_transfer._address import check_name
+from mooncake_transfer._address import check_host, check_name
 from mooncake_transfer._arguments import check_fields, number, shown
 from mooncake_transfer._errors import ConfigError
 from mooncake_transfer.layers import Settings, from_environment, from_toml
@@ -96,7 +96,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         port_range: first and last port to try for the channel instead, for hosts behind a firewall.
         tls: encrypts the channel, both sides prove who they are; None: neither.
         drivers: names of the drivers to use; None takes every usable installed one.
-        driver_options: per driver, options as its README lists them.
+        driver_options: per driver, options as its README lists them. One that can be used here and has
+            options must start: otherwise the engine does not either.
         allocate_from: driver whose own memory ``allocate()`` gives, such as ``cxl``; empty: main memory.
         connect_timeout_s: how long reaching a peer may take.
         call_timeout_s: how long an answer of a peer's handler may take.
@@ -165,6 +166,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ConfigError(f"handler_threads is {self.handler_threads}; it must be 1 to {MAX_THREADS}")
         if self.drivers is not None and not self.drivers:
             raise ConfigError("drivers is empty; name at least one, or use None for every usable driver")
+        if self.advertise_host:
+            check_host(self.advertise_host, "advertise_host")
         if self.name:
             check_name(self.name)
             if not self.registry:

@@ -17,7 +17,7 @@ import msgspec
 
 from mooncake_transfer import _wire
 from mooncake_transfer._address import is_address, join_address, split_address
-from mooncake_transfer._arguments import flag, instance, number, one_of, seconds, text, wrong
+from mooncake_transfer._arguments import flag, instance, number, one_of, region_name, seconds, text, wrong
 from mooncake_transfer._core import Channel
 from mooncake_transfer._core import Engine as CoreEngine
 from mooncake_transfer._descriptors import check_protocol, decode_descriptor
@@ -182,7 +182,7 @@ class TransferEngine:
 
         Args:
             nbytes: its size.
-            name: what messages call it.
+            name: what messages call it; up to 255 bytes of UTF-8.
             prefault: back every page now, which makes the first transfers as fast as later ones.
             huge_pages: take the machine's huge pages: True for the default size, or ``"2M"``, ``"1G"``; or
                 ``"transparent"``: have the kernel make some of common memory (Linux 6.1, prefaults, about 3 s
@@ -247,7 +247,7 @@ class TransferEngine:
     def _register(self, source: Callable[[str], Memory], name: str) -> Region:
         self._require_open()
         region_id = next(self._region_ids)
-        name = text(name, "name") or f"region-{region_id}"
+        name = region_name(name, "name") or f"region-{region_id}"
         memory, key = source(name), secrets.token_bytes(16)
         try:
             self._ranges.add(region_id, memory, name)
@@ -391,7 +391,8 @@ class TransferEngine:
 
         Calls run on ``handler_threads`` threads, notifications one after another in order. While all of the
         threads are busy, further calls wait; what engines ask each other has a thread of its own. What a
-        handler raises reaches the caller as RemoteError. Raises ConfigError when the method has a handler.
+        handler raises reaches the caller as RemoteError. It returns bytes, or what has the buffer protocol,
+        or None for no bytes. Raises ConfigError when the method has a handler.
         """
         self._require_open()
         self._dispatcher.serve(method, handler)
@@ -427,7 +428,7 @@ class TransferEngine:
         """
         self._require_open()
         instance(region, Region, "region", "as allocate() and register() return")
-        self._directory.publish(region, text(name, "name") or region.name, region.descriptor(access))
+        self._directory.publish(region, region_name(name, "name") or region.name, region.descriptor(access))
 
     def withdraw(self, region: Region | str) -> None:
         """Take a published region back under all its names, or under the one name that is given.

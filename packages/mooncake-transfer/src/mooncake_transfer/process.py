@@ -8,11 +8,13 @@ import threading
 
 import msgspec
 
+from mooncake_transfer._errors import ConfigError
 from mooncake_transfer.log_format import JsonLines, TextLines
 
 __all__ = ["announce_ready", "configure_logging", "watch_lifeline"]
 
 LIFELINE_EXIT_STATUS = 70
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def announce_ready(fd: int | None, message: dict[str, object]) -> None:
@@ -46,7 +48,12 @@ def _exit_at_eof(fd: int) -> None:
 
 
 def configure_logging(level: str = "INFO", *, json_lines: bool = False) -> None:
-    """Log lines of every Mooncake process to standard error, in one format; see ``log_format``."""
+    """Log lines of every Mooncake process to standard error, in one format; see ``log_format``.
+
+    Raises ConfigError for a ``level`` that is none; capitals or not is the same.
+    """
+    if level.upper() not in LEVELS:
+        raise ConfigError(f"log level {level!r} is unknown; use {', '.join(LEVELS[:-1])} or {LEVELS[-1]}")
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if json_lines else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])

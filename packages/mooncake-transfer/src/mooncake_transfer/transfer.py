@@ -194,8 +194,10 @@ class Transfer(_core.Transfer):
     def future(self) -> TransferFuture:
         """Return a future of this run: it gets None, or what ``wait()`` raises.
 
-        Cancelling it does not cancel the transfer.
+        Cancelling it does not cancel the transfer. Raises ConfigError before the first ``post()``.
         """
+        if self.state == "prepared":
+            self.wait(0.0)  # says so
         future = TransferFuture(self)
         future.set_running_or_notify_cancel()
 
@@ -210,7 +212,8 @@ class Transfer(_core.Transfer):
         if self.done():
             ended()
         else:
-            self._engine._watcher.watch(self, ended)
+            fields = {"peer": self.remote.peer.address, "region": self.remote.name}
+            self._engine._watcher.watch(self, ended, fields)
         return future
 
     def __await__(self) -> Generator[object, None, None]:

@@ -64,6 +64,7 @@ def test_a_taken_port_and_bad_files_are_said_in_one_line(tmp_path: Path) -> None
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for options, said in (
+            (["--log-level", "NOPE"], "log level 'NOPE' is unknown; use DEBUG, INFO"),
             (["--port", "99999"], "--port 99999 is outside 0..65535"),
             (["--port", port], "choose another --port"),
             (["--port", "0", "--token-file", str(empty)], "is empty"),

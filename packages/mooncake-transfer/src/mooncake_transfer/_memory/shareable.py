@@ -24,6 +24,7 @@ MADV_COLLAPSE = 25
 TRANSPARENT = "transparent"
 MFD_HUGETLB = 4  # linux/memfd.h
 MFD_HUGE_SHIFT = 26
+MEMFD_NAME_BYTES = 249  # mm/memfd.c: what is left of NAME_MAX after "memfd:"
 HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 TRANSPARENT_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
@@ -205,8 +206,10 @@ def _create_file(nbytes: int, name: str, page: int) -> int:
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     if page:
         flags |= MFD_HUGETLB | (page.bit_length() - 1) << MFD_HUGE_SHIFT
+    # Cut where the kernel has no room for more, without a part of a character at the end.
+    shown_as = f"mooncake-{name}".encode()[:MEMFD_NAME_BYTES].decode(errors="ignore")
     try:
-        fd = os.memfd_create(f"mooncake-{name}"[:200], flags)
+        fd = os.memfd_create(shown_as, flags)
     except OSError as error:
         raise MemoryUnavailable(f"cannot make shareable memory for region {name!r}: {error}") from error
     try:

@@ -47,12 +47,14 @@ def serve(
 ) -> None:
     """Serve a registry over HTTP. It keeps everything in memory; engines announce themselves anew."""
     watch_lifeline(lifeline_fd)
-    configure_logging(log_level)
     try:
+        configure_logging(log_level)
         # Only now: the other commands of the program need nothing of what a server imports.
         from mooncake_transfer.registry.server import MetadataServer, ServerTls
     except ImportError as error:
         raise _failed("serve", f'{error}; pip install "mooncake-transfer[registry-http]"') from error
+    except ConfigError as error:
+        raise _failed("serve", str(error)) from error
     try:
         token = _read_token(token_file)
         if bool(tls_cert) != bool(tls_key) or (tls_client_ca and not tls_cert):

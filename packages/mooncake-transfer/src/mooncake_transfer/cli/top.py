@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mooncake_transfer._address import split_address
+from mooncake_transfer._arguments import seconds
 from mooncake_transfer._errors import ConfigError, TransferError
 from mooncake_transfer.beacon import engines_here
 from mooncake_transfer.cli.visitor import visitor_config
@@ -67,6 +68,7 @@ def top(
         print_line(errors, "mooncake top: --json needs --once")
         raise typer.Exit(WRONG_USE)
     try:
+        seconds(timeout_s, "--timeout-s")
         config = visitor_config()
         _check_addresses(addresses or [], config.registry)
     except ConfigError as error:
