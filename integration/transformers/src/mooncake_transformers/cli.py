@@ -88,14 +88,10 @@ def worker(
 
     Ends with status 2 when it cannot start: unknown model, port taken, no memory, no master.
     """
-    from mooncake_transfer.errors import ConfigError as TransferConfigError
-    from mooncake_transfer.process import announce_ready, configure_logging, watch_lifeline
+    from mooncake_transfer.process import announce_ready, watch_lifeline
 
     watch_lifeline(lifeline_fd)
-    try:
-        configure_logging(log_level)
-    except TransferConfigError as error:
-        raise _cannot_start(error) from None
+    _log_at(log_level)
     options = {
         "role": role, "model": model, "served_name": served_name, "dtype": dtype, "device": device,
         "attention": attention, "host": host, "port": port, "advertise_host": advertise_host,
@@ -143,6 +139,16 @@ def _open_worker(options: dict[str, Any], lend: str, kv_pool: str) -> Worker:
             raise ConfigError(str(error)) from error
         return Worker(config)
     except (WorkerError, StoreError, TransferError) as error:
+        raise _cannot_start(error) from None
+
+
+def _log_at(level: str) -> None:
+    from mooncake_transfer.errors import ConfigError as TransferConfigError
+    from mooncake_transfer.process import configure_logging
+
+    try:
+        configure_logging(level)
+    except TransferConfigError as error:
         raise _cannot_start(error) from None
 
 
