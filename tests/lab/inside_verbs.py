@@ -192,7 +192,7 @@ def main() -> None:
     # From here on pyverbs is asked in this process: one of its own would start too slowly here.
     find_pyverbs()
     plugin.is_installed = lambda: False
-    report["opened"] = str(plugin.probe())
+    report["opened"] = str(plugin.probe({}))
     report["pyverbs"] = with_pyverbs()
     report["nics"] = over_four_nics()
     json.dump(report, sys.stdout)

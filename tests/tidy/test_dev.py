@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 MAX_LINES = 82
+HEADERS = (Path("/usr/include/rdma/fabric.h"), Path("/usr/include/infiniband/verbs.h"))
 
 
 def run_dev(root: Path, *arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -90,7 +92,7 @@ def test_an_old_compiler_and_an_old_python_count_as_missing(bare_checkout: Path,
     )
 
 
-@pytest.mark.parametrize(("task", "asks"), [("test", True), ("transfer:test", True), ("lint", False)])
+@pytest.mark.parametrize(("task", "asks"), [("test", True), ("driver.verbs:test", True), ("lint", False)])
 def test_tasks_that_test_ask_for_the_servers_they_start(
     bare_checkout: Path, bare_path: Path, task: str, asks: bool
 ) -> None:
@@ -100,7 +102,26 @@ def test_tasks_that_test_ask_for_the_servers_they_start(
     assert (hint in run_dev(bare_checkout, task, path=str(bare_path)).stderr) is asks
     for server in ("etcd", "redis-server"):
         (bare_path / server).symlink_to("/bin/true")
-    assert hint not in run_dev(bare_checkout, task, path=str(bare_path)).stderr
+    lacks_headers = not all(header.exists() for header in HEADERS)
+    assert (hint in run_dev(bare_checkout, task, path=str(bare_path)).stderr) is (asks and lacks_headers)
+
+
+def test_headers_without_which_tests_of_a_driver_are_skipped_are_installed_for_it(root: Path) -> None:
+    text = (root / "dev").read_text()
+    extras = re.search(r'^extras="([^"]*)"', text, re.MULTILINE)
+    tasks = re.search(r"^case \$1 in (.*:test)\)$", text, re.MULTILINE)
+    assert extras
+    assert tasks
+    found = {
+        (folder.parent.name, package)
+        for folder in (root / "drivers").glob("[!_]*/tests")
+        for file in folder.glob("test_*.py")
+        for package in re.findall(r"not here; install (lib[\w-]+-dev)", file.read_text())
+    }
+    assert {driver for driver, _ in found} >= {"efa", "verbs"}
+    for driver, package in found:
+        assert package in extras[1].split(), f"tests of {driver} are skipped without {package}"
+        assert f"*{driver}:test" in tasks[1].split(" | "), f"./dev driver.{driver}:test installs no {package}"
 
 
 def test_every_installed_member_is_watched_for_changes(

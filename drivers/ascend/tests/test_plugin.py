@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from cann import build, shim_of
 from mooncake_driver_ascend import AscendOptions, plugin
 from mooncake_driver_ascend.options import endpoints, render
 from mooncake_driver_ascend.shim_build import ShimError, build_shim, main
+from mooncake_transfer import TransferConfig, TransferEngine
 from mooncake_transfer.errors import ConfigError
 from mooncake_transfer.hooks import Available, Unavailable
 
@@ -59,8 +61,22 @@ def test_a_shim_that_cannot_be_built_says_why(tmp_path: Path) -> None:
         build_shim(tmp_path, tmp_path / "shim.so", compiler="no-such-compiler")
 
 
+def test_options_alone_say_where_the_runtime_and_the_shim_are_and_which_npus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # where build-shim never put anything
+    shim = tmp_path / "elsewhere" / "shim.so"
+    build_shim(build(), shim, compiler=os.environ.get("CXX", "c++").split()[0])
+    options = {"library": str(build() / "lib64" / "libascendcl.so"), "shim": str(shim), "devices": "0,1"}
+    config = TransferConfig(drivers=("ascend",), driver_options={"ascend": options})
+    with TransferEngine(config) as engine:
+        assert engine.drivers["ascend"].devices == ("npu:0", "npu:1")
+        assert len(engine.stats()) == 2, "each NPU has an endpoint"
+
+
 def test_each_npu_gets_an_endpoint() -> None:
-    specs = endpoints({"devices": (0, 3), "shim": "/a/shim.so"})
+    specs = endpoints({"devices": "0, 3", "shim": "/a/shim.so"})
     assert [spec.device for spec in specs] == ["npu:0", "npu:3"]
     assert [spec.options["device"] for spec in specs] == ["0", "3"]
     assert set(render({})) == {*AscendOptions.__struct_fields__, "device"} - {"devices"}
@@ -69,8 +85,9 @@ def test_each_npu_gets_an_endpoint() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"devices": ()}, "name one or more NPUs"),
-        ({"devices": (1, 1)}, "names an NPU twice"),
+        ({"devices": ""}, "name one or more NPUs"),
+        ({"devices": "0,-1"}, "devices is '0,-1'; name one or more NPUs"),
+        ({"devices": "1,01"}, "names an NPU twice"),
         ({"buffer_pool": "much"}, "must be like '4:8'"),
         ({"rdma_traffic_class": 33}, "a multiple of 4"),
         ({"rdma_service_level": 8}, "rdma_service_level is 8; it must be within 0..7"),

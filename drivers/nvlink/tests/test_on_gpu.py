@@ -18,7 +18,7 @@ LEAST_SHARE = 0.95  # of a plain device copy, at the largest size
 
 
 def test_two_processes_on_a_gpu_move_bytes_at_the_speed_of_a_copy() -> None:
-    found = plugin.probe()
+    found = plugin.probe({})
     if isinstance(found, Unavailable):
         pytest.skip(f"no GPU: {found.reason}")
     if importlib.util.find_spec("torch") is None:

@@ -70,6 +70,16 @@ def test_the_core_says_why_it_does_not_open(
         TransferEngine(TransferConfig(drivers=("nvlink",), driver_options=options))
 
 
+def test_the_option_alone_says_where_the_library_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    options = {"nvlink": {"library": str(build(DEVICES=2))}}
+    with TransferEngine(TransferConfig(drivers=("nvlink",), driver_options=options)) as engine:
+        assert engine.drivers["nvlink"].devices == ("cuda:0 double 0", "cuda:1 double 1")
+    options = {"nvlink": {"library": "/nowhere/libcuda.so.1"}}
+    with pytest.raises(TransferError, match=r"cannot load /nowhere/libcuda\.so\.1"):
+        TransferEngine(TransferConfig(drivers=("nvlink",), driver_options=options))
+
+
 def test_every_option_is_rendered() -> None:
     options = render({"streams": 3, "allow_other_users": True, "answer_timeout_s": 0.5, "fabric": "off"})
     assert set(options) == set(NvlinkOptions.__struct_fields__)

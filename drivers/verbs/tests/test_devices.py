@@ -8,6 +8,8 @@ import pytest
 
 from mooncake_driver_verbs import plugin
 from mooncake_driver_verbs.devices import Port, ports, reason_for_none
+from mooncake_transfer import TransferConfig, TransferEngine
+from mooncake_transfer.errors import DriverUnavailable
 from mooncake_transfer.hooks import Available, Unavailable
 
 
@@ -65,10 +67,10 @@ def test_each_thing_that_is_missing_has_a_reason_of_its_own(machine: Machine) ->
 
 def test_the_probe_names_what_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "reason_for_none", lambda: "no port is active")
-    assert plugin.probe() == Unavailable("no port is active")
+    assert plugin.probe({}) == Unavailable("no port is active")
     monkeypatch.setattr(plugin, "reason_for_none", lambda: None)
     monkeypatch.setattr(plugin, "LIBRARY", "libibverbs.so.77")
-    found = plugin.probe()
+    found = plugin.probe({})
     assert isinstance(found, Unavailable)
     assert "libibverbs.so.77" in found.reason
     assert "install" in found.reason
@@ -80,12 +82,25 @@ def test_the_probe_names_the_limit_on_locked_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(plugin, "LIBRARY", "libc.so.6")
     monkeypatch.setattr(plugin.resource, "getrlimit", lambda _: (65536, 65536))
     monkeypatch.setattr(plugin, "_may_lock_anything", lambda: True)
-    assert isinstance(plugin.probe(), Available)
+    assert isinstance(plugin.probe({}), Available)
     monkeypatch.setattr(plugin, "_may_lock_anything", lambda: False)
-    found = plugin.probe()
+    found = plugin.probe({})
     assert isinstance(found, Unavailable)
     assert "65536 bytes" in found.reason
     assert "ulimit -l" in found.reason
+
+
+def test_a_library_that_is_named_needs_neither_sysfs_nor_the_systems(
+    monkeypatch: pytest.MonkeyPatch, double: Path
+) -> None:
+    monkeypatch.setattr(plugin, "LIBRARY", "libibverbs.so.77")
+    monkeypatch.setattr(plugin, "_may_lock_anything", lambda: True)
+    options = {"verbs": {"library": str(double), "devices": "double0"}}
+    with TransferEngine(TransferConfig(drivers=("verbs",), driver_options=options)) as engine:
+        assert engine.drivers["verbs"].usable
+    options = {"verbs": {"library": "/nowhere/libibverbs.so.1"}}
+    with pytest.raises(DriverUnavailable, match=r"/nowhere/libibverbs\.so\.1, which option library names"):
+        TransferEngine(TransferConfig(drivers=("verbs",), driver_options=options))
 
 
 def test_the_driver_describes_itself() -> None:

@@ -92,7 +92,7 @@ def test_devices_are_opened_and_closed(install: Install) -> None:
 def test_the_probe_names_what_can_be_opened_and_says_more_of_it(install: Install) -> None:
     install([b"mlx5_0", b"mlx5_1"])
     said = "mlx5_0:2 Ethernet 400 Gb/sec on eth0, MTU 2048, firmware 28.39.1002"
-    assert plugin.probe() == Available((said,))
+    assert plugin.probe({}) == Available((said,))
 
 
 @pytest.mark.usefixtures("active")
@@ -104,7 +104,7 @@ def test_what_sysfs_shows_and_the_library_does_not_open_cannot_be_used(
     install: Install, listed: list[bytes], reason: str
 ) -> None:
     install(listed)
-    found = plugin.probe()
+    found = plugin.probe({})
     assert isinstance(found, Unavailable)
     assert reason in found.reason
     assert "ibverbs-providers" in found.reason
@@ -116,7 +116,7 @@ def test_a_pyverbs_that_cannot_be_imported_leaves_what_sysfs_says(
 ) -> None:
     install([])
     (tmp_path / "pyverbs" / "device.py").write_text("raise ImportError('undefined symbol: ibv_x')")
-    assert plugin.probe() == Available(tuple(map(str, PORTS)))
+    assert plugin.probe({}) == Available(tuple(map(str, PORTS)))
     assert "undefined symbol: ibv_x" in caplog.text
 
 

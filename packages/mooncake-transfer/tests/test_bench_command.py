@@ -139,7 +139,7 @@ def test_a_driver_that_moves_nothing_here_is_left_out_with_its_reason(tmp_path: 
 
 @pytest.mark.usefixtures("nowhere")
 def test_where_no_driver_moves_anything_the_reasons_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "probe_drivers", lambda: [DriverStatus("nowhere", 1000, True)])
+    monkeypatch.setattr(bench, "probe_drivers", lambda _: [DriverStatus("nowhere", 1000, True)])
     result = mooncake("bench", "transfer", *QUICK)
     assert result.exit_code == 2, result.output
     assert "no driver moves memory here (nowhere: " in result.output

@@ -23,7 +23,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "answer_timeout_s": (0.2, 3600),
     "transfer_timeout_s": (0.1, 3600),
 }
-MOST_DEVICE = 1023
+DEVICE = re.compile("[0-9]{1,4}")
 POOL = re.compile(r"\d+:\d+")
 
 
@@ -33,7 +33,8 @@ class AscendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         library: path of the ACL runtime; empty: ``libascendcl.so``, as the loader finds it.
         shim: path of what ``mooncake-ascend build-shim`` made; empty: where that puts it.
-        devices: NPUs (as this process numbers them) whose memory is taken; each gets an endpoint of its own.
+        devices: NPUs (as this process numbers them) whose memory is taken, with commas between; each gets an
+            endpoint of its own.
         host: numeric address of this machine that peers reach; HIXL advises against the loopback.
         buffer_pool: HIXL's BufferPool, buffers and MiB of each. Main memory needs it, and every engine the
             same; ``0:0`` switches it off.
@@ -49,7 +50,7 @@ class AscendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     library: str = ""
     shim: str = ""
-    devices: tuple[int, ...] = (0,)
+    devices: str = "0"
     host: str = "127.0.0.1"
     buffer_pool: str = "4:8"
     rdma_traffic_class: int = 132
@@ -62,10 +63,7 @@ class AscendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         check_limits("ascend", self, LIMITS)
-        if not self.devices or not all(0 <= device <= MOST_DEVICE for device in self.devices):
-            raise ConfigError(f"ascend option devices is {self.devices}; name one or more NPUs from 0 on")
-        if len(set(self.devices)) != len(self.devices):
-            raise ConfigError(f"ascend option devices is {self.devices}; it names an NPU twice")
+        _listed(self.devices)
         if not POOL.fullmatch(self.buffer_pool):
             raise ConfigError(
                 f"ascend option buffer_pool is {self.buffer_pool!r}; it must be like '4:8' (buffers, MiB)"
@@ -86,4 +84,17 @@ def endpoints(options: Mapping[str, object]) -> list[EndpointSpec]:
     given = checked("ascend", AscendOptions, options)
     text = as_text(given, without={"devices"})
     text["shim"] = given.shim or str(default_shim())
-    return [EndpointSpec(f"npu:{device}", {**text, "device": str(device)}) for device in given.devices]
+    return [EndpointSpec(f"npu:{npu}", {**text, "device": str(npu)}) for npu in _listed(given.devices)]
+
+
+def _listed(devices: str) -> list[int]:
+    """Split ``0,3`` into numbers of NPUs. Raises ConfigError."""
+    parts = [part.strip() for part in devices.split(",")]
+    numbers = [int(part) for part in parts if DEVICE.fullmatch(part)]
+    if len(numbers) < len(parts):
+        raise ConfigError(
+            f"ascend option devices is {devices!r}; name one or more NPUs, with commas between: '0,1'"
+        )
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(f"ascend option devices is {devices!r}; it names an NPU twice")
+    return numbers

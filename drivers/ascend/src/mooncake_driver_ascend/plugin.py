@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from mooncake_driver_ascend.options import endpoints, render
@@ -18,8 +19,8 @@ LIBRARY = "libascendcl.so"
 REPEATED = 100002  # ACL_ERROR_REPEAT_INITIALIZE
 
 
-def probe() -> Available | Unavailable:
-    """Look for CANN's runtime, NPUs, and the shim over HIXL."""
+def probe(options: Mapping[str, object]) -> Available | Unavailable:
+    """Look for CANN's runtime, NPUs, and the shim over HIXL, where the options say."""
     if sys.platform != "linux":
         return Unavailable("CANN runs on Linux only")
     if importlib.util.find_spec("mooncake_driver_ascend._core") is None:
@@ -27,7 +28,8 @@ def probe() -> Available | Unavailable:
             "the compiled core of mooncake-driver-ascend is missing; "
             "reinstall it, with a C++20 compiler at hand"
         )
-    return find_npus(LIBRARY, default_shim())
+    shim = options.get("shim") or default_shim()
+    return find_npus(str(options.get("library") or LIBRARY), Path(str(shim)))
 
 
 def find_npus(library: str, shim: Path) -> Available | Unavailable:
@@ -36,7 +38,8 @@ def find_npus(library: str, shim: Path) -> Available | Unavailable:
         acl = ctypes.CDLL(library)
     except OSError as error:
         return Unavailable(
-            f"cannot load {library}: {error}; install CANN, and source its set_env.sh in this shell"
+            f"cannot load {library}: {error}; install CANN, and source its set_env.sh in this shell, "
+            "or name the file with option library"
         )
     if (code := acl.aclInit(None)) not in (0, REPEATED):
         return Unavailable(f"aclInit fails with ACL error {code}; look at npu-smi info and ~/ascend/log")
@@ -47,7 +50,10 @@ def find_npus(library: str, shim: Path) -> Available | Unavailable:
             "and in a container that /dev/davinci* are there"
         )
     if not shim.is_file():
-        return Unavailable(f"{shim} is not there; run `mooncake-ascend build-shim` once on this machine")
+        return Unavailable(
+            f"{shim} is not there; run `mooncake-ascend build-shim` once on this machine, "
+            "or name the file with option shim"
+        )
     return Available(tuple(f"npu:{number}" for number in range(count.value)))
 
 

@@ -4,31 +4,55 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+from collections.abc import Mapping, Sequence
 
 from mooncake_driver_efa.options import endpoints, render
 from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl
 
-__all__ = ["load", "mooncake_transfer_drivers", "probe"]
+__all__ = ["find_libfabric", "load", "mooncake_transfer_drivers", "probe"]
 
 PRIORITY = 60  # after what stays on one host, before sockets
 LIBRARIES = ("libfabric.so.1", "/opt/amazon/efa/lib64/libfabric.so.1", "/opt/amazon/efa/lib/libfabric.so.1")
+LEAST = (1, 17)  # as in core/fabric.cpp
+REMEDY = (
+    "install libfabric 1.17 or newer (Debian: libfabric1; for EFA the installer of AWS), or name its file "
+    "with option library"
+)
 
 
-def probe() -> Available | Unavailable:
-    """Look for the compiled core and for libfabric."""
+def probe(options: Mapping[str, object]) -> Available | Unavailable:
+    """Look for the compiled core, and for libfabric where the options say."""
     if importlib.util.find_spec("mooncake_driver_efa._core") is None:
         return Unavailable(
             "the compiled core of mooncake-driver-efa is missing; reinstall it, with a C++20 compiler at hand"
         )
+    named = options.get("library")
+    return find_libfabric((str(named),) if named else LIBRARIES)
+
+
+def find_libfabric(names: Sequence[str]) -> Available | Unavailable:
+    """Take the first of these files that loads, as the core does, and look at its version."""
     reasons = []
-    for name in LIBRARIES:
+    for name in names:
         try:
-            ctypes.CDLL(name)
+            library = ctypes.CDLL(name)
         except OSError as error:
             reasons.append(str(error))
         else:
-            return Available((name,))
-    return Unavailable("; ".join(reasons))
+            return _judged(name, library)
+    return Unavailable(f"cannot load libfabric ({'; '.join(reasons)}); {REMEDY}")
+
+
+def _judged(name: str, library: ctypes.CDLL) -> Available | Unavailable:
+    try:
+        number = library.fi_version()
+    except AttributeError:
+        return Unavailable(f"{name} is no libfabric: it has no fi_version; {REMEDY}")
+    found = number >> 16 & 0xFFFF, number & 0xFFFF
+    version = f"{found[0]}.{found[1]}"
+    if found < LEAST:
+        return Unavailable(f"{name} is version {version}, 1.17 is needed; {REMEDY}")
+    return Available((f"{name} {version}",))
 
 
 def load() -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import sys
+from collections.abc import Mapping
 
 from mooncake_driver_nvlink.options import render
 from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl
@@ -19,8 +20,11 @@ NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 NAME_BYTES = 96
 
 
-def probe() -> Available | Unavailable:
-    """Look for NVIDIA's driver library, its version, and GPUs. Makes no context: costs no GPU memory."""
+def probe(options: Mapping[str, object]) -> Available | Unavailable:
+    """Look for NVIDIA's driver library where the options say, its version, and GPUs.
+
+    Makes no context: costs no GPU memory.
+    """
     if sys.platform != "linux":
         return Unavailable("GPU memory is shared by descriptors over unix sockets, which needs Linux")
     if importlib.util.find_spec("mooncake_driver_nvlink._core") is None:
@@ -28,7 +32,7 @@ def probe() -> Available | Unavailable:
             "the compiled core of mooncake-driver-nvlink is missing; "
             "reinstall it, with a C++20 compiler at hand"
         )
-    return find_gpus(LIBRARY)
+    return find_gpus(str(options.get("library") or LIBRARY))
 
 
 def find_gpus(library: str) -> Available | Unavailable:

@@ -22,27 +22,27 @@ LEAST_LOCKED_BYTES = 64 << 20
 CAP_IPC_LOCK = 14
 
 
-def probe() -> Available | Unavailable:
-    """Look for an active port, the library, and the right to lock memory. Loads nothing but pyverbs."""
+def probe(options: Mapping[str, object]) -> Available | Unavailable:
+    """Look for an active port, the library, and the right to lock memory. Loads nothing but pyverbs.
+
+    A library that the options name may know devices that sysfs does not (``options.endpoints_of``), so it is
+    only looked for.
+    """
     if importlib.util.find_spec("mooncake_driver_verbs._core") is None:
         return Unavailable(
             "the compiled core of mooncake-driver-verbs is missing; reinstall it, with a C++20 compiler there"
         )
-    reason = reason_for_none()
-    if reason is not None:
+    library = str(options.get("library") or "")
+    reason = _missing(library) if library else reason_for_none() or _not_installed(LIBRARY)
+    if reason:
         return Unavailable(reason)
-    if not _is_installed(LIBRARY):
-        return Unavailable(
-            f"{LIBRARY} is not among the libraries that ldconfig knows; install it (Debian: libibverbs1 and "
-            "ibverbs-providers), or run ldconfig"
-        )
     most, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if most != resource.RLIM_INFINITY and most < LEAST_LOCKED_BYTES and not _may_lock_anything():
         return Unavailable(
             f"this process may lock {most} bytes of memory, too few to register any; "
             "raise it (ulimit -l unlimited, or LimitMEMLOCK=infinity of its unit)"
         )
-    return _usable([port for port in ports() if port.active], open_devices())
+    return _usable([port for port in ports() if port.active], None if library else open_devices())
 
 
 def _usable(active: list[Port], opened: Mapping[str, Opened | str] | None) -> Available | Unavailable:
@@ -65,12 +65,25 @@ def _usable(active: list[Port], opened: Mapping[str, Opened | str] | None) -> Av
     )
 
 
-def _is_installed(library: str) -> bool:
+def _missing(library: str) -> str:
+    """Say why the library that option ``library`` names is not to be had; empty: it is, or loading tells."""
+    if "/" not in library:
+        return _not_installed(library)
+    if Path(library).is_file():
+        return ""
+    return f"{library}, which option library names, is not there; correct it, or leave it out: the system's"
+
+
+def _not_installed(library: str) -> str:
     # Without loading it: its code is not ours, and a probe must not hang. Where there is no cache, loading
     # will tell.
     with suppress(OSError):
-        return library.encode() + b"\0" in LOADER_CACHE.read_bytes()
-    return True
+        if library.encode() + b"\0" not in LOADER_CACHE.read_bytes():
+            return (
+                f"{library} is not among the libraries that ldconfig knows; install it (Debian: libibverbs1 "
+                "and ibverbs-providers), run ldconfig, or name its file with option library"
+            )
+    return ""
 
 
 def _may_lock_anything() -> bool:

@@ -39,7 +39,7 @@ def open_drivers(core: CoreEngine, config: TransferConfig) -> dict[str, DriverSt
         _allocator(config.allocate_from)
     nodes = place_devices(core, config)
     drivers: dict[str, DriverStatus] = {}
-    for info, status in select_drivers(config.drivers):
+    for info, status in select_drivers(config.drivers, config.driver_options):
         drivers[info.name] = _open_driver(core, config, info, status, nodes) if status.usable else status
     if not any(status.usable for status in drivers.values()):
         reasons = "; ".join(f"{status.name}: {status.reason}" for status in drivers.values())
@@ -78,7 +78,8 @@ def _open_driver(
 
 def examine_drivers(config: TransferConfig) -> list[DriverStatus]:
     """What an engine of this configuration would make of every installed driver, best first; opens none."""
-    return [_examined(config, info, status) for info, status in select_drivers(None)]
+    found = select_drivers(None, config.driver_options)
+    return [_examined(config, info, status) for info, status in found]
 
 
 def _examined(config: TransferConfig, info: DriverInfo, status: DriverStatus) -> DriverStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -9,8 +10,9 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import IO
@@ -19,7 +21,7 @@ import msgspec
 
 from mooncake_transfer.hooks import Available, DriverInfo, Unavailable
 
-__all__ = ["Question", "probe_apart", "probe_here", "serve"]
+__all__ = ["Question", "probe_apart", "probe_here", "question", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +32,38 @@ Verdict = Available | Unavailable
 
 CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from mooncake_transfer._probing import serve; serve(sys.argv[2:])"
+    "from mooncake_transfer._probing import serve; serve()"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Which driver to probe: its name, and the entry point (``module:attribute``) of its plugin."""
+    """Which driver to probe.
+
+    Attributes:
+        driver: its name.
+        plugin: the entry point (``module:attribute``) of its plugin.
+        options: the user's, as JSON; none for a probe that takes none, so that its answer holds for all.
+    """
 
     driver: str
     plugin: str
+    options: str = "{}"
+
+
+def question(info: DriverInfo, plugin: str, options: Mapping[str, object]) -> Question:
+    """Ask for a driver that its plugin describes as ``info``."""
+    if not _takes_options(info.probe):
+        return Question(info.name, plugin)
+    text = msgspec.json.encode(options, order="sorted", enc_hook=str)  # what is no JSON, no driver takes
+    return Question(info.name, plugin, text.decode())
+
+
+def _takes_options(probe: Callable[..., object]) -> bool:
+    try:
+        return "options" in inspect.signature(probe).parameters
+    except (TypeError, ValueError):  # of a compiled module that does not tell
+        return False
 
 
 class _Answer(msgspec.Struct):
@@ -48,10 +72,10 @@ class _Answer(msgspec.Struct):
     reason: str = ""
 
 
-def probe_here(info: DriverInfo) -> Verdict:
+def probe_here(info: DriverInfo, options: Mapping[str, object]) -> Verdict:
     """Probe a driver in this process. Never raises, but does whatever else the probe does."""
     try:
-        found: object = info.probe()
+        found: object = info.probe(options=options) if _takes_options(info.probe) else info.probe()
     except Exception as error:  # a third party's probe: its failure is the reason that is shown
         log.exception("probe of driver %s failed", info.name, extra={"driver": info.name})
         return Unavailable(f"its probe failed: {type(error).__name__}: {error}")
@@ -70,13 +94,14 @@ def probe_apart(questions: Sequence[Question], *, limit_s: float = PROBE_S) -> d
 
 def _one_child(questions: Sequence[Question], limit_s: float) -> dict[str, Verdict]:
     """Ask until one fails to answer; that one gets a verdict too, so there is always at least one."""
-    arguments = [part for question in questions for part in (question.driver, question.plugin)]
-    command = [sys.executable, "-c", CHILD, json.dumps([path or "." for path in sys.path]), *arguments]
+    command = [sys.executable, "-c", CHILD, json.dumps([path or "." for path in sys.path])]
     verdicts: dict[str, Verdict] = {}
     try:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
+        # A file, not arguments: options may be secret, and everyone sees those.
+        with tempfile.TemporaryFile() as asked:
+            asked.write(msgspec.json.encode(questions))
+            asked.seek(0)
+            child = subprocess.Popen(command, stdin=asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     except OSError as error:
         reason = f"its probe needs a process of its own, and {sys.executable!r} does not start: {error}"
         return {question.driver: Unavailable(reason) for question in questions}
@@ -157,19 +182,20 @@ def _forget_crash_handlers() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def serve(arguments: Sequence[str]) -> None:
-    """The child: answer a line of JSON for each pair of driver and plugin in ``arguments``."""
+def serve() -> None:
+    """The child: answer a line of JSON for each question in the JSON on its standard input."""
+    questions = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Question])
     # Libraries that print must not garble the answers.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    for driver, plugin in zip(arguments[::2], arguments[1::2], strict=True):
-        answers.write(msgspec.json.encode(_answer(driver, plugin)) + b"\n")
+    for asked in questions:
+        answers.write(msgspec.json.encode(_answer(asked)) + b"\n")
 
 
-def _answer(driver: str, plugin: str) -> _Answer:
+def _answer(asked: Question) -> _Answer:
     try:
         _forget_crash_handlers()
-        found = probe_here(_described(driver, plugin))
+        found = probe_here(_described(asked.driver, asked.plugin), msgspec.json.decode(asked.options))
     except Exception as error:  # noqa: BLE001 - a third party's code: its failure is the answer
         return _Answer(False, reason=f"its plugin failed: {type(error).__name__}: {error}")
     if isinstance(found, Available):

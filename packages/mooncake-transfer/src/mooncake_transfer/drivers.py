@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from mooncake_transfer._errors import DriverUnavailable
-from mooncake_transfer._probing import Question, probe_apart, probe_here
+from mooncake_transfer._probing import Question, probe_apart, probe_here, question
 from mooncake_transfer.hooks import Available, DriverInfo, Unavailable
 from mooncake_transfer.plugins import driver_plugins
 
 __all__ = ["DriverStatus", "probe_drivers", "select_drivers"]
+
+Options = Mapping[str, Mapping[str, object]]  # by driver, as TransferConfig.driver_options
+NO_OPTIONS: Options = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +62,16 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _probe(described: Sequence[tuple[str | None, DriverInfo]]) -> list[DriverStatus]:
+def _probe(described: Sequence[tuple[str | None, DriverInfo]], options: Options) -> list[DriverStatus]:
     foreign = [
-        Question(info.name, origin)
+        question(info, origin, options.get(info.name, {}))
         for origin, info in described
         if origin is not None and not info.trusted_probe
     ]
     apart = _verdicts.of(foreign)
     statuses = []
     for _, info in described:
-        found = apart[info.name] if info.name in apart else probe_here(info)
+        found = apart.get(info.name) or probe_here(info, options.get(info.name, {}))
         if isinstance(found, Available):
             statuses.append(DriverStatus(info.name, info.priority, True, devices=found.devices))
         else:
@@ -75,19 +79,22 @@ def _probe(described: Sequence[tuple[str | None, DriverInfo]]) -> list[DriverSta
     return statuses
 
 
-def probe_drivers() -> list[DriverStatus]:
+def probe_drivers(options: Options = NO_OPTIONS) -> list[DriverStatus]:
     """Probe every installed driver, highest priority first.
 
-    A probe that is not ``trusted_probe`` runs in a process of its own, with a deadline, and its answer holds
-    for a minute.
+    ``options``: the user's, by driver, as in ``TransferConfig.driver_options``. A probe that is not
+    ``trusted_probe`` runs in a process of its own, with a deadline, and its answer holds for a minute.
     """
-    return _probe(driver_plugins().driver_origins())
+    return _probe(driver_plugins().driver_origins(), options)
 
 
-def select_drivers(wanted: Sequence[str] | None) -> list[tuple[DriverInfo, DriverStatus]]:
+def select_drivers(
+    wanted: Sequence[str] | None, options: Options = NO_OPTIONS
+) -> list[tuple[DriverInfo, DriverStatus]]:
     """Drivers an engine shall use, highest priority first, with what their probes said.
 
-    With ``wanted`` None: every installed driver (unusable ones are returned with their reason).
+    With ``wanted`` None: every installed driver (unusable ones are returned with their reason). ``options``
+    as for ``probe_drivers``.
     Raises DriverUnavailable when a driver named in ``wanted`` is not installed or not usable.
     """
     installed = {info.name: (origin, info) for origin, info in driver_plugins().driver_origins()}
@@ -98,7 +105,8 @@ def select_drivers(wanted: Sequence[str] | None) -> list[tuple[DriverInfo, Drive
                 f"try `pip install mooncake-driver-{name}`; `mooncake doctor` shows what failed to load"
             )
     asked_for = [entry for name, entry in installed.items() if wanted is None or name in wanted]
-    chosen = [(info, status) for (_, info), status in zip(asked_for, _probe(asked_for), strict=True)]
+    statuses = _probe(asked_for, options)
+    chosen = [(info, status) for (_, info), status in zip(asked_for, statuses, strict=True)]
     for info, status in chosen:
         if wanted is not None and not status.usable:
             raise DriverUnavailable(f"driver {info.name!r} cannot be used here: {status.reason}")

@@ -79,7 +79,8 @@ class DriverInfo:
         name: short and unique; what ``TransferConfig.drivers`` lists.
         kinds: memory kinds it registers: ``dram``, ``cuda``, ``file``, ``block``.
         priority: higher is tried first between two engines that both have the driver (shm 100, tcp 10).
-        probe: looks for the hardware and libraries; cheap, never raises.
+        probe: looks for the hardware and libraries; cheap, never raises. With a parameter named ``options``
+            it gets the user's, not checked yet, for those that say where to look; without, it gets nothing.
         load: returns the PyCapsule with the C function table; called once, after a good probe.
         options: checks the user's options (raises ConfigError) and renders them as strings for its core.
         network: it listens on the network: its ``host`` option is the engine's host unless the user sets it.
@@ -96,7 +97,7 @@ class DriverInfo:
     name: str
     kinds: frozenset[str]
     priority: int
-    probe: Callable[[], Available | Unavailable]
+    probe: Callable[..., Available | Unavailable]
     load: Callable[[], object]
     options: Callable[[Mapping[str, object]], Mapping[str, str]] = _no_options
     network: bool = False

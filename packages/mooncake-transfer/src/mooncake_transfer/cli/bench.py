@@ -145,7 +145,7 @@ def serve(
 def _drivers(names: str) -> tuple[str, ...]:
     if names:
         return tuple(part.strip() for part in names.split(","))
-    found = probe_drivers()
+    found = probe_drivers(visitor_config().driver_options)
     usable = tuple(status.name for status in found if status.usable)
     if not usable:
         reasons = "; ".join(f"{status.name}: {status.reason}" for status in found) or "none is installed"
