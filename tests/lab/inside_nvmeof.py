@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_driver_nvmeof import namespace
+from mooncake_driver_nvmeof import fabrics, namespace
 from mooncake_transfer import RailConfig, Region, Transfer, TransferConfig, TransferEngine
 from mooncake_transfer.errors import PeerUnreachable
 from mooncake_transfer.memory import FileSource
@@ -26,7 +25,6 @@ SIZE = MIB
 DEADLINE_S = 150.0
 NQN = os.environ["VMLAB_NVMET_NQN"]
 PORTS = Path("/sys/kernel/config/nvmet/ports")
-HOST_ID = "00000000-0000-4000-8000-000000000000"
 
 
 def say(**facts: Any) -> None:
@@ -44,39 +42,29 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return value
 
 
-def disks() -> dict[int, Path]:
-    """The block devices of the connected subsystem, by namespace."""
-    found = {}
-    for place in Path("/sys/block").glob("nvme*n*"):
-        name = place / "device/subsysnqn"
-        if name.exists() and name.read_text().strip() == NQN and (Path("/dev") / place.name).exists():
-            found[int((place / "nsid").read_text())] = Path("/dev") / place.name
-    return found
+def address(kind: str) -> str:
+    """Where the kernel's target listens; empty for loop."""
+    return "" if kind == "loop" else os.environ[f"VMLAB_NVMET_{kind.upper()}"].split(":")[0]
 
 
-def connect(kind: str) -> Path:
-    """Connect the kernel's initiator and return the block device of namespace 1."""
-    where = (
-        []
-        if kind == "loop"
-        else ["-a", os.environ[f"VMLAB_NVMET_{kind.upper()}"].split(":")[0], "-s", "4420"]
-    )
-    command = ["nvme", "connect", "-t", kind, *where, "-n", NQN]
-    if kind != "loop":
-        command += ["--ctrl-loss-tmo=60", "--reconnect-delay=1"]
-    command += ["--hostnqn", f"nqn.2014-08.org.nvmexpress:uuid:{HOST_ID}", "--hostid", HOST_ID]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=DEADLINE_S)
-    device = until(lambda: disks().get(1), f"a block device over {kind}")
-    assert isinstance(device, Path)
-    return device
+def discovered(kind: str) -> bool:
+    """Whether the target's discovery service tells of our subsystem."""
+    found = fabrics.discover(address(kind), transport=kind, timeout_s=DEADLINE_S)
+    ours = [each for each in found if (each.nqn, each.transport) == (NQN, kind)]
+    return any(kind == "loop" or (each.address, each.service) == (address(kind), "4420") for each in ours)
+
+
+def connect(kind: str) -> dict[int, Path]:
+    """Connect the kernel's initiator; return the block devices of the subsystem, by namespace."""
+    found = fabrics.connect(NQN, address(kind), transport=kind, loss_timeout_s=60, timeout_s=DEADLINE_S)
+    return {each.nsid: each.device for each in found}
 
 
 def disconnect() -> None:
-    """Disconnect the kernel's initiator."""
-    subprocess.run(
-        ["nvme", "disconnect", "-n", NQN], check=True, stdout=subprocess.DEVNULL, timeout=DEADLINE_S
-    )
-    until(lambda: not disks(), "the block devices are gone")
+    """Disconnect the kernel's initiator; nothing is left of it."""
+    fabrics.disconnect(NQN, timeout_s=DEADLINE_S)
+    left = [each.device for each in fabrics.block_namespaces() if each.subsystem == NQN]
+    assert not left, f"disconnected, but {left} are there"
 
 
 def kernel_reads(device: Path, offset: int, nbytes: int) -> Bytes:
@@ -116,7 +104,10 @@ def memory_of(owner: TransferEngine, nbytes: int = SIZE) -> tuple[Region, Bytes]
 
 def block_device(kind: str, seed: int) -> None:
     """A namespace as a block device of the kernel's initiator."""
-    device = connect(kind)
+    told = discovered(kind)
+    devices = connect(kind)
+    again = connect(kind) == devices
+    device = devices[1]
     with engine() as owner:
         local, held = memory_of(owner)
         place = owner.import_region(owner.register(FileSource(device, 0, 2 * SIZE)).descriptor())
@@ -129,7 +120,8 @@ def block_device(kind: str, seed: int) -> None:
         owner.write(local, place, [[0, 1000, 5001]]).wait()  # reads, changes and writes blocks
         now = kernel_reads(device, 0, 8192)
         edges = np.array_equal(now[1000:6001], held[:5001]) and np.array_equal(now[6001:], held[1905:4096])
-    say(block_device=kind, aligned=bool(aligned), unaligned=bool(edges))
+    say(block_device=kind, aligned=bool(aligned), unaligned=bool(edges),
+        discovered=told, namespaces=sorted(devices), again=again)  # fmt: skip
     disconnect()
 
 
@@ -147,8 +139,7 @@ def userspace(nsid: int, seed: int, **digests: bool) -> None:
         held[:] = 0
         owner.read(local, place, [[0, MIB, SIZE]]).wait()
         ours = np.array_equal(held, pattern(seed))
-    connect("tcp")
-    device = disks()[nsid]
+    device = connect("tcp")[nsid]
     theirs = np.array_equal(kernel_reads(device, MIB, SIZE), pattern(seed))
     small = np.array_equal(kernel_reads(device, 0, 4096)[3:1003], pattern(seed)[7:1007])
     told = (Path("/sys/block") / device.name / "uuid").read_text().strip().replace("-", "")
@@ -176,7 +167,7 @@ def moves(move: Callable[[], Transfer]) -> bool:
 
 def taken_away() -> None:
     """Under load of both initiators: ours reports the loss, the kernel's waits; afterwards both go on."""
-    device = connect("tcp")
+    device = connect("tcp")[1]
     found = namespace(f"nvme-tcp://{os.environ['VMLAB_NVMET_TCP']}/{NQN}?nsid=2", timeout_s=60)
     with engine() as owner:
         local, held = memory_of(owner)

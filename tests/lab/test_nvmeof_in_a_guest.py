@@ -32,6 +32,16 @@ def test_a_block_device_of_the_kernels_initiator_holds_what_was_written(
     assert report["unaligned"]
 
 
+@pytest.mark.parametrize("kind", ["tcp", "rdma", "loop"])
+def test_nvme_cli_discovers_and_connects_and_every_namespace_is_there(
+    reports: list[dict[str, Any]], kind: str
+) -> None:
+    (report,) = [each for each in reports if each.get("block_device") == kind]
+    assert report["discovered"]
+    assert report["namespaces"] == [1, 2]
+    assert report["again"]
+
+
 @pytest.mark.parametrize("nsid", [1, 2])
 def test_the_kernels_initiator_reads_what_ours_wrote(reports: list[dict[str, Any]], nsid: int) -> None:
     (report,) = [each for each in reports if each.get("userspace") == nsid]

@@ -6,8 +6,10 @@ It needs root, and a kernel with the module of the transport. ``namespace()`` ne
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,10 @@ __all__ = ["BlockNamespace", "Subsystem", "block_namespaces", "connect", "discon
 
 PROGRAM = "nvme"
 DEVICES = Path("/sys/block")
+CONTROLLERS = Path("/sys/class/nvme")
+NODES = Path("/dev")
+NAMESPACE = re.compile(r"^\[\s*\d+\]:(\w+)", re.MULTILINE)  # a line of `nvme list-ns`: [   0]:0x1
+REST_S = 0.05
 TRANSPORTS = ("tcp", "rdma", "loop", "fc")
 
 
@@ -91,12 +97,23 @@ def connect(
 ) -> list[BlockNamespace]:
     """Have the kernel connect to a subsystem, and return its namespaces; connecting twice is no error.
 
-    ``loss_timeout_s``: how long the kernel holds I/O back when the target is lost, before it fails. Raises as
-    ``discover`` does.
+    The kernel makes their block devices after the connection: they are waited for, each that the controller
+    has, within ``timeout_s`` as all the rest. ``loss_timeout_s``: how long the kernel holds I/O back when the
+    target is lost, before it fails. Raises as ``discover`` does.
     """
-    if not _of(nqn):
+    deadline = time.monotonic() + timeout_s
+    if not _controllers(nqn):
         loss = [] if transport == "loop" else [f"--ctrl-loss-tmo={loss_timeout_s}"]
         _nvme(["connect", *_place(address, port, transport), "-n", nqn, *loss], timeout_s)
+    wanted = _active(nqn, deadline)
+    while missing := wanted - {each.nsid for each in _of(nqn)}:
+        if time.monotonic() > deadline:
+            numbers = ", ".join(map(str, sorted(missing)))
+            raise PeerUnreachable(
+                f"{nqn} is connected, but the kernel has no block device of its namespaces {numbers} after "
+                f"{timeout_s:g} s; `dmesg` says why, or disconnect it"
+            )
+        time.sleep(REST_S)
     return _of(nqn)
 
 
@@ -114,7 +131,7 @@ def block_namespaces() -> list[BlockNamespace]:
             continue
         found.append(
             BlockNamespace(
-                Path("/dev") / place.name,
+                NODES / place.name,
                 name,
                 int(_line(place / "nsid")),
                 _line(place / "uuid").replace("-", ""),
@@ -126,7 +143,23 @@ def block_namespaces() -> list[BlockNamespace]:
 
 
 def _of(nqn: str) -> list[BlockNamespace]:
-    return [each for each in block_namespaces() if each.subsystem == nqn]
+    # The kernel shows a device in sysfs a moment before its node is there to be opened.
+    return [each for each in block_namespaces() if each.subsystem == nqn and each.device.exists()]
+
+
+def _controllers(nqn: str) -> list[Path]:
+    found = sorted(CONTROLLERS.glob("nvme*") if CONTROLLERS.is_dir() else ())
+    return [place for place in found if _line(place / "subsysnqn") == nqn]
+
+
+def _active(nqn: str, deadline: float) -> set[int]:
+    """Numbers of the namespaces that a subsystem has, as its controllers say that can be asked now."""
+    text = ""
+    for place in _controllers(nqn):
+        if _line(place / "state") == "live":
+            left_s = max(deadline - time.monotonic(), REST_S)
+            text += _nvme(["list-ns", str(NODES / place.name)], left_s)
+    return {int(number, 0) for number in NAMESPACE.findall(text)}
 
 
 def _line(file: Path) -> str:
