@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -152,3 +153,20 @@ def test_engines_of_two_hosts_reach_each_other_by_link_local_addresses_of_a_chos
         assert owner.digest(region.number) == digest(np.full(NBYTES, TIMES, dtype=np.uint8))
     assert moved == {"tcp": 2 * TIMES * NBYTES}
     assert logged == []
+
+
+def test_a_registry_listens_at_a_link_local_address_and_another_host_asks_it(network: NetworkPair) -> None:
+    here, there = network.use_link_local()
+    program = Path(sys.executable).with_name("mooncake")
+    serve = [program, "metadata", "serve", "--host", here, "--port", "0", "--ready-fd", "1"]
+    with subprocess.Popen([*network.inside(0), *serve], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = json.loads(server.stdout.readline())["url"]
+            assert url.startswith(f"http://[{here}]:")
+            seen = url.replace(here, here.partition("%")[0] + "%" + there.partition("%")[2])
+            ask = [*network.inside(1), program, "metadata", "list", seen, "--timeout-s", "60"]
+            done = subprocess.run(ask, capture_output=True, text=True, timeout=120, check=False)
+            assert done.returncode == 0, done.stderr
+        finally:
+            server.kill()

@@ -33,6 +33,7 @@ from prometheus_client.registry import Collector
 from mooncake_transfer._address import join_address
 from mooncake_transfer._errors import ConfigError, TransferError
 from mooncake_transfer.introspection import Snapshot, take_snapshot
+from mooncake_transfer.listening import bindable
 from mooncake_transfer.rails import RailStatus
 
 if TYPE_CHECKING:
@@ -191,10 +192,9 @@ class MetricsServer:
             registry.register(collector)
         try:
             # Not start_http_server() of the library, which loses the interface of a link-local address.
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, _, _, _, where = found[0]
+            family, where = bindable(host, port)
             server = _IPv6Server if family == socket.AF_INET6 else _Server
-            self._server = server(where, _Handler)  # type: ignore[arg-type]  # an address of that family
+            self._server = server(where, _Handler)
         except OSError as error:
             raise ConfigError(
                 f"cannot serve metrics on {join_address(host, port)}: {error}; choose a free port"

@@ -19,10 +19,10 @@ from mooncake_store.aio import AsyncStore
 from mooncake_store.client import Store
 from mooncake_store.http.app import build_app
 from mooncake_store.http.service import HttpLimits
+from mooncake_transfer import listening
 
 __all__ = ["HttpServer", "HttpTls"]
 
-BACKLOG = 1024
 START_TIMEOUT_S = 10.0
 GRACE_S = 2
 KEEP_ALIVE_S = 75
@@ -121,9 +121,8 @@ class HttpServer:
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError when the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return listening.listen(host, port)
     except OSError as error:
         raise ConfigError(
             f"cannot serve HTTP on {host}:{port}: {error.strerror or error}; choose another port, or 0 for"

@@ -27,6 +27,7 @@ from starlette.routing import Route
 
 from mooncake_transfer._address import join_address
 from mooncake_transfer._errors import ConfigError
+from mooncake_transfer.listening import listen
 from mooncake_transfer.registry.table import ExpiringTable
 from mooncake_transfer.registry.wire import Lost, Removal, Renewal, etag
 
@@ -255,9 +256,8 @@ class MetadataServer:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
+        return listen(host, port)
     except OSError as error:
         raise ConfigError(
             f"the metadata server cannot listen on {join_address(host, port)}: {error.strerror or error}; "

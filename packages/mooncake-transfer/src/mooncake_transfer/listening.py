@@ -1,0 +1,25 @@
+"""Sockets that listen where a user says: a name, an IPv4 or IPv6 address, also a link-local one."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+__all__ = ["bindable", "listen"]
+
+
+def listen(host: str, port: int, *, backlog: int = 1024) -> socket.socket:
+    """A listening socket; port 0 takes any free one. Raises OSError when the address cannot be had."""
+    family, where = bindable(host, port)
+    return socket.create_server(where, family=family, backlog=backlog)
+
+
+def bindable(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """The family of ``host``, IPv4 where a name has both, and what ``socket.bind`` takes in that family.
+
+    Given ``(host, port)``, ``bind`` would lose the interface of ``fe80::1%eth0``. Raises OSError for a name
+    that is not known.
+    """
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, where = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, where

@@ -1,0 +1,44 @@
+"""Where servers listen, and that what is told of them leads there."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from mooncake_transfer.listening import bindable, listen
+
+LOOPBACK = socket.if_nametoindex("lo")
+
+
+@pytest.mark.parametrize(
+    ("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6), ("", socket.AF_INET)]
+)
+def test_a_socket_listens_at_addresses_of_both_kinds(host: str, family: socket.AddressFamily) -> None:
+    try:
+        listener = listen(host, 0)
+    except OSError as error:
+        if family == socket.AF_INET6:
+            pytest.skip(f"no IPv6 here: {error}")
+        raise
+    with listener, socket.create_connection((host or "127.0.0.1", listener.getsockname()[1]), timeout=30):
+        assert listener.family == family
+
+
+def test_the_interface_of_a_link_local_address_is_kept() -> None:
+    family, where = bindable("fe80::1%lo", 7000)
+    assert (family, where) == (socket.AF_INET6, ("fe80::1", 7000, 0, LOOPBACK))
+
+
+def test_a_name_with_both_kinds_of_address_is_taken_at_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 7000, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 7000)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    assert bindable("a.name", 7000) == (socket.AF_INET, ("127.0.0.1", 7000))
+
+
+def test_a_port_that_is_taken_is_an_error_of_the_system() -> None:
+    with listen("127.0.0.1", 0) as taken, pytest.raises(OSError, match="in use"):
+        listen("127.0.0.1", taken.getsockname()[1])
