@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <thread>
 
+#include "dma_buf.hpp"
 #include "support/os.hpp"
 
 namespace mooncake::verbs {
@@ -29,14 +30,25 @@ Status check(const mc_memory& memory, const Device& device) {
   if (memory.kind != MC_CUDA)
     return failed(MC_UNSUPPORTED,
                   "the verbs driver moves main memory, and memory of a GPU through a DMA-BUF");
-  if (memory.fd < 0)
-    return failed(MC_UNSUPPORTED, "memory of a GPU needs a DMA-BUF descriptor, and this has none");
   if (device.verbs().reg_dmabuf_mr == nullptr)
     return failed(MC_UNSUPPORTED, "this libibverbs has no ibv_reg_dmabuf_mr; install version 34 or newer");
   return {};
 }
 
+// The range keeps the descriptor as long as the region is there: each grant registers the memory again.
+Status take_dma_buf(const mc_memory& memory, MemoryRange& range) {
+  if (memory.fd < 0) return dma_buf_of(memory.address, memory.length, range.fd, range.fd_offset);
+  range.fd = fcntl(memory.fd, F_DUPFD_CLOEXEC, 0);
+  range.fd_offset = memory.fd_offset;
+  if (range.fd < 0) return system_failure(MC_IO, "cannot duplicate the memory's descriptor", errno);
+  return {};
+}
+
 }  // namespace
+
+Region::~Region() {
+  if (range.fd >= 0) close(range.fd);
+}
 
 Status Regions::register_local(Region& region) {
   std::lock_guard lock(mutex_);
@@ -59,19 +71,15 @@ Status Regions::add(const mc_memory& memory, std::shared_ptr<Region>& region) {
   if (Status status = check(memory, *device_); !status.ok()) return status;
   auto made = std::make_shared<Region>();
   made->id = memory.region_id;
-  made->range = {memory.address, memory.length, memory.kind, -1, memory.fd_offset};
+  made->range = {memory.address, memory.length, memory.kind, -1, 0};
   if (memory.kind == MC_CUDA) {
-    made->range.fd = fcntl(memory.fd, F_DUPFD_CLOEXEC, 0);
-    if (made->range.fd < 0) return system_failure(MC_IO, "cannot duplicate the memory's descriptor", errno);
+    if (Status status = take_dma_buf(memory, made->range); !status.ok()) return status;
   }
   made->grants.push_back({driver::key_from(memory.key), driver::kAllAccess, false, nullptr, {}});
   if (Status status = register_local(*made); !status.ok()) return status;
   if (!made->local) {
     Status status = Registration::make(*device_, options_, made->range, ibv::kLocalWrite, made->local);
-    if (!status.ok()) {
-      if (made->range.fd >= 0) close(made->range.fd);
-      return status;
-    }
+    if (!status.ok()) return status;
   }
   std::lock_guard lock(mutex_);
   locals_.push_back(made->local);
@@ -151,8 +159,6 @@ Status Regions::remove(Region& region, uint64_t deadline_ns) {
   region.local.reset();
   lock.unlock();
   ended.reset();
-  if (region.range.fd >= 0) close(region.range.fd);
-  region.range.fd = -1;
   return {};
 }
 

@@ -27,8 +27,13 @@ struct Grant {
 };
 
 struct Region {
+  Region() = default;
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  ~Region();
+
   uint64_t id = 0;
-  MemoryRange range;
+  MemoryRange range;                    // its descriptor ends with this
   std::shared_ptr<Registration> local;  // no rights for peers
   std::atomic<uint32_t> users{0};       // operations of this side
   bool withdrawn = false;               // under the mutex of Regions, as the next

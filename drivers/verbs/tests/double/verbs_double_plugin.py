@@ -24,7 +24,7 @@ def mooncake_transfer_drivers() -> list[DriverInfo]:
     return [
         DriverInfo(
             "verbs_double",
-            frozenset({"dram"}),
+            frozenset({"dram", "cuda"}),
             priority=61,
             probe=Available,
             load=load,
