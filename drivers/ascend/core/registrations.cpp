@@ -36,16 +36,27 @@ Status Registrations::add(const Acl& acl, void* engine, uint64_t address, uint64
     return failed(MC_UNSUPPORTED,
                   "part of the memory's 2 MiB pages is registered with HIXL already, and it takes no page "
                   "twice; register the larger range first, or one range for both");
-  if (known_.size() >= kMostRegistrations)
+  return add_range(acl, engine, begin, end);
+}
+
+Status Registrations::add_range(const Acl& acl, void* engine, uint64_t begin, uint64_t end) {
+  if (of_process_.fetch_add(1) >= kMostRegistrations) {
+    --of_process_;
     return failed(MC_NO_MEMORY,
-                  "HIXL registers at most 256 ranges of a process; register fewer, larger ones");
+                  "HIXL registers at most 256 ranges of a process, over all of its engines, and this process "
+                  "has as many; register fewer, larger ones, or close regions");
+  }
   void* handle = nullptr;
   Status status =
       check_hixl(acl.shim->register_memory(engine, begin, end - begin, 1, &handle), "RegisterMem");
-  if (!status.ok())
-    return failed(status.code, status.reason +
-                                   "; HCCS needs memory of aclrtMalloc with "
-                                   "ACL_MEM_MALLOC_HUGE_ONLY");
+  if (!status.ok()) {
+    --of_process_;
+    const char* remedy = status.code == MC_NO_MEMORY
+                             ? "; HIXL registers at most 50 GB of device memory of a process, over all of "
+                               "its engines: register less, or close regions"
+                             : "; HCCS needs memory of aclrtMalloc with ACL_MEM_MALLOC_HUGE_ONLY";
+    return failed(status.code, status.reason + remedy);
+  }
   known_[begin] = {end, 1, handle};
   ++generation_;
   return {};
@@ -56,10 +67,12 @@ void Registrations::remove(const Acl& acl, void* engine, uint64_t address, uint6
   if (found == known_.end() || --known_[found->first].users > 0) return;
   (void)acl.shim->deregister_memory(engine, found->second.handle);
   known_.erase(found);
+  --of_process_;
 }
 
 void Registrations::clear(const Acl& acl, void* engine) {
   for (auto& [begin, range] : known_) (void)acl.shim->deregister_memory(engine, range.handle);
+  of_process_ -= known_.size();
   known_.clear();
 }
 

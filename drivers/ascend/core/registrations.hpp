@@ -2,6 +2,7 @@
 // regions that lie in one registration share it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 
@@ -30,7 +31,9 @@ class Registrations {
     void* handle;
   };
   std::map<uint64_t, Known>::const_iterator holding(uint64_t begin, uint64_t end) const;
+  Status add_range(const Acl& acl, void* engine, uint64_t begin, uint64_t end);
 
+  inline static std::atomic<size_t> of_process_{0};  // over all endpoints
   std::map<uint64_t, Known> known_;
   uint64_t generation_ = 0;
 };

@@ -79,7 +79,9 @@ ACL_DOUBLE_API aclrtMalloc(void** address, size_t bytes, int policy) {
   if (current_device() < 0) return kContextNull;
   uint64_t page = policy == 1 ? 2 << 20 : 4096;  // ACL_MEM_MALLOC_HUGE_ONLY
   uint64_t size = (bytes + page - 1) / page * page;
-  void* base = mmap(nullptr, size + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  // NPUs may have more memory than this host: what is never touched costs nothing.
+  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* base = mmap(nullptr, size + page, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (base == MAP_FAILED) return 207001;
   uint64_t aligned = (reinterpret_cast<uint64_t>(base) + page - 1) / page * page;
   std::lock_guard lock(state().mutex);
