@@ -19,3 +19,22 @@ extern "C" __attribute__((visibility("default"))) uint64_t double_doorbells() {
   return Network::get().doorbells;
 }
 extern "C" __attribute__((visibility("default"))) uint64_t double_posted() { return Network::get().posted; }
+
+// Before an engine starts: which fabrics there are, of Offer.
+extern "C" __attribute__((visibility("default"))) void double_offer(int offers) {
+  Network::get().offers = offers;
+}
+extern "C" __attribute__((visibility("default"))) const char* double_opened() {
+  return Network::get().opened.c_str();
+}
+// Memory that is of a GPU from now on, or with -1 no longer.
+extern "C" __attribute__((visibility("default"))) void double_gpu(uint64_t begin, uint64_t length,
+                                                                  int device) {
+  std::lock_guard lock(Network::get().mutex);
+  Network::get().gpus.erase(begin);
+  if (device >= 0) Network::get().gpus[begin] = {begin + length, device};
+}
+extern "C" __attribute__((visibility("default"))) uint64_t double_gpu_registrations() {
+  std::lock_guard lock(Network::get().mutex);
+  return Network::get().gpu_registrations;
+}

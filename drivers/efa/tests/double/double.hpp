@@ -1,8 +1,8 @@
-// A libfabric in one process, with the rules of efa-direct: what SRD and its provider allow and forbid,
-// nothing is promised beyond. Memory has to be registered and keys are checked; writes, their data and
-// messages arrive in any order; an endpoint that is closed leaves what it sent in the network; queues are as
-// small as they say; and a thread, context or descriptor that may not be used ends the program with the
-// reason.
+// A libfabric in one process, with the rules of efa-direct or, when a test asks for it, of fabric efa: what
+// SRD and its provider allow and forbid, nothing is promised beyond. Memory has to be registered and keys are
+// checked; writes, their data and messages arrive in any order; an endpoint that is closed leaves what it
+// sent in the network; queues are as small as they say; and a thread, context or descriptor that may not be
+// used ends the program with the reason.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,9 @@
 #include <mutex>
 #include <random>
 #include <set>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "libfabric_abi.hpp"
@@ -22,6 +24,11 @@
 namespace fabric_double {
 
 namespace fi = mooncake::efa::fi;
+
+constexpr size_t kTransmitSize = 512;
+constexpr size_t kReceiveSize = 512;
+constexpr size_t kMaxBytes = 1 << 20;
+enum Offer : int { kOfferDirect = 1, kOfferEfa = 2 };
 
 struct Queue;
 struct Port;
@@ -100,10 +107,17 @@ struct Network {
   std::vector<Item> items;
   std::set<void*> contexts;
   uint64_t doorbells = 0, posted = 0;
+  int offers = kOfferDirect;                          // of Offer: the fabrics that there are
+  std::string opened;                                 // the last one
+  bool needs_local = true;                            // on it
+  std::map<uint64_t, std::pair<uint64_t, int>> gpus;  // what is memory of a GPU: begin to end, and which
+  uint64_t gpu_registrations = 0;
 
   // Lets some of what is on its way arrive, whichever.
   void advance();
   void deliver(Item& item);
+  // Of which GPU the memory is; -1: main memory.
+  int gpu_of(const void* address) const;
   void finish(const Item& item, int error);
   Memory* find(uint64_t key, uint64_t address, uint64_t length, uint64_t access);
 };

@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "double.hpp"
 
@@ -42,6 +43,14 @@ Memory* Network::find(uint64_t key, uint64_t address, uint64_t length, uint64_t 
   bool inside = address >= region->start && length <= region->length &&
                 address - region->start <= region->length - length;
   return inside && (region->access & access) == access ? region : nullptr;
+}
+
+int Network::gpu_of(const void* address) const {
+  auto at = reinterpret_cast<uint64_t>(address);
+  auto after = gpus.upper_bound(at);
+  if (after == gpus.begin()) return -1;
+  auto [end, device] = std::prev(after)->second;
+  return at < end ? device : -1;
 }
 
 void Network::deliver(Item& item) {

@@ -10,10 +10,6 @@ extern "C" __attribute__((weak)) void double_at_work(int more);
 namespace fabric_double {
 namespace {
 
-constexpr size_t kTransmitSize = 512;
-constexpr size_t kReceiveSize = 512;
-constexpr size_t kMaxBytes = 1 << 20;
-
 // Whoever uses a queue or what is bound to it, alone.
 class Alone {
  public:
@@ -138,6 +134,11 @@ int register_memory(fi::Fid*, const fi::MemoryAttr* wanted, uint64_t, fi::Memory
   if (wanted->requested_key != 0) return -EINVAL;  // FI_MR_PROV_KEY: not for the caller to choose
   Network& network = Network::get();
   std::lock_guard lock(network.mutex);
+  int device = network.gpu_of(wanted->mr_iov->iov_base);
+  if (wanted->iface != (device < 0 ? fi::kSystem : fi::kCuda))
+    broken_rule("memory of a GPU is registered as main memory, or the other way round: FI_MR_HMEM");
+  if (device >= 0 && wanted->device.cuda != device) broken_rule("memory is registered as of another GPU");
+  network.gpu_registrations += device >= 0;
   auto* memory = new Memory;
   memory->handle.fid.ops = &memory_fid_ops;
   memory->start = reinterpret_cast<uint64_t>(wanted->mr_iov->iov_base);
@@ -153,7 +154,11 @@ int register_memory(fi::Fid*, const fi::MemoryAttr* wanted, uint64_t, fi::Memory
 void check_local(void* descriptor, const void* buffer, size_t length, uint64_t access) {
   const auto* memory = static_cast<const Memory*>(descriptor);
   auto address = reinterpret_cast<uint64_t>(buffer);
-  if (memory == nullptr) broken_rule("no descriptor of local memory: FI_MR_LOCAL");
+  Network& network = Network::get();
+  if (memory == nullptr && network.needs_local) broken_rule("no descriptor of local memory: FI_MR_LOCAL");
+  if (memory == nullptr && network.gpu_of(buffer) >= 0)
+    broken_rule("no descriptor of local memory of a GPU: FI_MR_HMEM");
+  if (memory == nullptr) return;
   if (address < memory->start || address + length > memory->start + memory->length)
     broken_rule("the local range is outside the memory of its descriptor");
   if ((memory->access & access) != access) broken_rule("local memory is used as it was not registered for");
@@ -435,52 +440,10 @@ extern "C" __attribute__((visibility("default"))) void fi_freeinfo(fi::Info* inf
   }
 }
 
-namespace {
-
-constexpr int kNeeds =
-    fi::kMemoryLocal | fi::kMemoryVirtualAddress | fi::kMemoryAllocated | fi::kMemoryProviderKey;
-
-// One of its two devices.
-fi::Info* describe(const char* domain, const fi::Info& hints) {
-  fi::Info* info = fi_dupinfo(nullptr);
-  info->caps = fi::kMessages | fi::kRma;
-  info->mode = fi::kContext2;
-  info->addr_format = fi::kAddressEfa;
-  info->ep_attr->type = fi::kReliableDatagram;
-  info->ep_attr->max_msg_size = kMaxBytes;
-  info->tx_attr->size = kTransmitSize;
-  info->rx_attr->size = kReceiveSize;
-  info->domain_attr->mr_mode = kNeeds;
-  info->domain_attr->mr_key_size = 4;
-  info->domain_attr->cq_data_size = 4;
-  info->domain_attr->threading = hints.domain_attr->threading;
-  info->domain_attr->name = strdup(domain);
-  info->fabric_attr->name = strdup("efa-direct");
-  info->fabric_attr->prov_name = strdup("efa");
-  return info;
-}
-
-}  // namespace
-
-// As efa-direct: no GPU memory, no FI_DELIVERY_COMPLETE, contexts and registered local memory required.
-extern "C" __attribute__((visibility("default"))) int fi_getinfo(uint32_t, const char*, const char*, uint64_t,
-                                                                 const fi::Info* hints, fi::Info** found) {
-  const char* fabric = hints->fabric_attr->name;
-  bool fits = std::strcmp(hints->fabric_attr->prov_name, "efa") == 0 && (hints->caps & fi::kHmem) == 0 &&
-              (fabric == nullptr || std::strcmp(fabric, "efa-direct") == 0) &&
-              (hints->mode & fi::kContext2) != 0 && (hints->domain_attr->mr_mode & kNeeds) == kNeeds &&
-              (hints->tx_attr->op_flags & fi::kDeliveryComplete) == 0;
-  if (!fits) return -ENODATA;
-  *found = nullptr;
-  for (const char* domain : {"double1-rdm", "double0-rdm"}) {
-    fi::Info* info = describe(domain, *hints);
-    info->next = *found;
-    *found = info;
-  }
-  return 0;
-}
-
-extern "C" __attribute__((visibility("default"))) int fi_fabric(fi::FabricAttr*, fi::Fabric** made, void*) {
+extern "C" __attribute__((visibility("default"))) int fi_fabric(fi::FabricAttr* wanted, fi::Fabric** made,
+                                                                void*) {
+  Network::get().opened = wanted->name;
+  Network::get().needs_local = Network::get().opened == "efa-direct";
   auto* fabric = new fi::Fabric{};
   fabric->fid.ops = &fabric_fid_ops;
   fabric->ops = &fabric_ops;
