@@ -20,7 +20,7 @@ __all__ = ["CORE", "HERE", "compiler", "config_over_the_double", "double", "doub
 HERE = Path(__file__).parent
 CORE = HERE.parent / "core"
 ABI = next(path for path in (HERE.parent / "abi", HERE.parents[2] / "abi") if path.is_dir())
-BUILD_S = 100
+BUILD_S = 280
 
 
 def compiler() -> list[str]:
