@@ -13,7 +13,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 QEMU = "qemu-system-x86_64"
-BOOT_AND_RUN_S = 500
+BOOT_AND_RUN_S = 900  # emulated, on a machine with other work: a script imports for three minutes
 NEEDS = {"--rdma": "rdma", "--nvmet": "nvme", "--nvme-connect": "nvme", "--cxl": "cxl"}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from inside_doctor import ask_doctor
 from inside_rails import Link
 from pyverbs_peer import PyverbsPeer, find_pyverbs
 
@@ -188,7 +189,7 @@ def over_four_nics() -> dict[str, Any]:
 def main() -> None:
     """Write one JSON document to standard output."""
     (verbs,) = [status for status in probe_drivers() if status.name == "verbs"]
-    report: dict[str, Any] = {"devices": verbs.devices, "reason": verbs.reason}
+    report: dict[str, Any] = {"devices": verbs.devices, "reason": verbs.reason, "doctor": ask_doctor()}
     # From here on pyverbs is asked in this process: one of its own would start too slowly here.
     find_pyverbs()
     plugin.is_installed = lambda: False

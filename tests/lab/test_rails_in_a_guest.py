@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1020)]
 
 INSIDE = Path(__file__).with_name("inside_rails.py")
 MIB = 1 << 20

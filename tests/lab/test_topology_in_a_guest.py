@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1020)]
 
 INSIDE = Path(__file__).with_name("inside_topology.py")
 FLAGS = ["--numa", "2", "--nics", "4", "--nvme", "2", "--far-mem", "512M", "--hugepages", "16"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1020)]
 
 INSIDE = Path(__file__).with_name("inside_verbs.py")
 INSIDE_SUITE = Path(__file__).with_name("inside_verbs_suite.py")
@@ -35,6 +35,13 @@ def test_the_probe_finds_every_device_and_pyverbs_opens_it(report: dict[str, Any
     named = {line.partition(":")[0] for line in report["devices"]}
     assert named == {"rxe0", "rxe1", *(f"rxe_lab{number}" for number in range(8))}, report["reason"]
     assert report["opened"].count(", MTU ") == len(named), report["opened"]
+
+
+def test_the_doctor_names_every_device_and_what_else_can_be_used(report: dict[str, Any]) -> None:
+    doctor = report["doctor"]
+    assert (doctor["exit"], doctor["broken"]) == (0, [])
+    assert doctor["drivers"]["verbs"] == report["devices"]
+    assert doctor["drivers"]["tcp"] == ["sockets"]
 
 
 def test_pyverbs_reads_and_writes_our_regions(report: dict[str, Any]) -> None:

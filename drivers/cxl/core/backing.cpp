@@ -1,11 +1,13 @@
 #include "backing.hpp"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -44,6 +46,13 @@ std::string link_name(const std::string& path) {
   return text.substr(text.rfind('/') + 1);
 }
 
+// The page of a file on hugetlbfs, in bytes; 0 for files elsewhere.
+uint64_t huge_page_of(int fd) {
+  struct statfs system{};
+  bool huge = fstatfs(fd, &system) == 0 && static_cast<uint32_t>(system.f_type) == HUGETLBFS_MAGIC;
+  return huge ? static_cast<uint64_t>(system.f_bsize) : 0;
+}
+
 }  // namespace
 
 Backing::~Backing() {
@@ -64,6 +73,7 @@ Status Backing::open(const Request& request) {
                                   "file system with dax on it, or a devdax namespace");
   }
   identity_ = "file " + std::to_string(file.st_dev) + " " + std::to_string(file.st_ino);
+  huge_page_ = huge_page_of(fd_.get());
   return look_at_file(request, static_cast<uint64_t>(file.st_size));
 }
 
@@ -87,6 +97,11 @@ Status Backing::look_at_device(dev_t number) {
 
 Status Backing::look_at_file(const Request& request, uint64_t size) {
   if (size == 0 && request.create && request.size_bytes > 0) {
+    if (huge_page_ != 0 && request.size_bytes % huge_page_ != 0) {
+      return failed(MC_INVALID, path_ + " is on hugetlbfs, and size_bytes, " +
+                                    std::to_string(request.size_bytes) + ", is no multiple of its page, " +
+                                    std::to_string(huge_page_));
+    }
     if (LockedBacking locked(*this); !locked.lock().ok()) return failed(MC_TIMEOUT, path_ + " stays locked");
     if (ftruncate(fd_.get(), static_cast<off_t>(request.size_bytes)) != 0) {
       return system_failure(
@@ -108,10 +123,8 @@ Status Backing::map(const Request& request) {
   // On a file system with dax, this makes data durable once it is flushed; elsewhere it is refused.
   void* base = mmap(nullptr, size_, protection, MAP_SHARED_VALIDATE | MAP_SYNC, fd_.get(), 0);
   if (base == MAP_FAILED) base = mmap(nullptr, size_, protection, MAP_SHARED, fd_.get(), 0);
-  if (base == MAP_FAILED) {
-    return system_failure(MC_NO_MEMORY, "cannot map the " + std::to_string(size_) + " bytes of " + path_,
-                          errno);
-  }
+  if (base == MAP_FAILED)
+    return no_memory(errno, "cannot map the " + std::to_string(size_) + " bytes of " + path_);
   data_ = static_cast<std::byte*>(base);
   if (!device_) madvise(base, size_, MADV_HUGEPAGE);  // advice: no kernel has to take it
   if (request.numa_node >= 0) {
@@ -124,8 +137,17 @@ Status Backing::map(const Request& request) {
 Status Backing::back_with_pages() {
   int error = posix_fallocate(fd_.get(), 0, static_cast<off_t>(size_));
   if (error == 0 || error == EOPNOTSUPP || error == EINVAL) return {};  // not every file system can
-  return system_failure(MC_NO_MEMORY, "cannot give " + path_ + " its " + std::to_string(size_) + " bytes",
-                        error);
+  return no_memory(error, "cannot give " + path_ + " its " + std::to_string(size_) + " bytes");
+}
+
+// With the remedy where it is huge pages that are missing.
+Status Backing::no_memory(int error, std::string what) const {
+  if (huge_page_ == 0) return system_failure(MC_NO_MEMORY, what, error);
+  std::string folder = "/sys/kernel/mm/hugepages/hugepages-" + std::to_string(huge_page_ >> 10) + "kB/";
+  what += " (" + std::to_string(size_ / huge_page_) + " huge pages of which " +
+          std::to_string(read_number(folder + "free_hugepages")) + " are free; write more to " + folder +
+          "nr_hugepages, or remove the file and make a smaller one)";
+  return system_failure(MC_NO_MEMORY, what, error);
 }
 
 // For files on tmpfs and hugetlbfs the policy belongs to the file, so it holds for every process.

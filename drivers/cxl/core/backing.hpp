@@ -47,12 +47,14 @@ class Backing {
   Status look_at_file(const Request& request, uint64_t size);
   Status bind(int numa_node);
   Status back_with_pages();
+  Status no_memory(int error, std::string what) const;
 
   UniqueFd fd_;
   std::string path_;
   std::string identity_;
   bool device_ = false;
   bool made_here_ = false;
+  uint64_t huge_page_ = 0;  // of a file on hugetlbfs
   std::byte* data_ = nullptr;
   uint64_t size_ = 0;
   std::timed_mutex mutex_;  // flock() is one lock for all threads of a process

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from mooncake_transfer.errors import ConfigError, DriverUnavailable, MemoryUnava
 log = logging.getLogger(__name__)
 
 MIB = 1 << 20
+MFD_HUGETLB, MFD_HUGE_2MB = 4, 21 << 26  # <linux/memfd.h>
 POOL_BYTES = 64 * MIB
 DEADLINE_S = 30.0
 # Places in the pool, as core/layout.hpp has them: the header, then one host's tables.
@@ -243,6 +245,30 @@ def test_requests_that_cannot_be_met_say_why(pool_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a pool for 1 hosts needs \d+"):
         Pool.open(str(pool_path) + "-small", create=True, size_bytes=MIB)
     Path(str(pool_path) + "-small").unlink()
+
+
+@pytest.fixture
+def huge_path() -> Iterator[str]:
+    """An empty file on the kernel's own mount of hugetlbfs, which needs no pages yet."""
+    try:
+        fd = os.memfd_create("pool", MFD_HUGETLB | MFD_HUGE_2MB)
+    except OSError as error:
+        pytest.skip(f"this kernel has no huge pages of 2 MiB: {error}")
+    yield f"/proc/self/fd/{fd}"
+    os.close(fd)
+
+
+def test_a_pool_on_hugetlbfs_is_whole_huge_pages(huge_path: str) -> None:
+    with pytest.raises(ConfigError, match="size_bytes, 67112960, is no multiple of its page, 2097152"):
+        Pool.open(huge_path, create=True, size_bytes=POOL_BYTES + 4096)
+
+
+def test_huge_pages_that_are_missing_are_counted_with_the_remedy(huge_path: str) -> None:
+    with pytest.raises(
+        MemoryUnavailable,
+        match=r"1048576 huge pages of which \d+ are free; write more to /sys/.*-2048kB/nr_hug",
+    ):
+        Pool.open(huge_path, create=True, size_bytes=1 << 41)
 
 
 def test_each_host_allocates_in_its_own_share(pool_path: Path) -> None:
