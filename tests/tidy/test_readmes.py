@@ -54,6 +54,12 @@ def test_every_distribution_shows_an_example(members: list[Any]) -> None:
     assert not silent
 
 
+def test_the_page_of_a_new_driver_begins_with_what_contributing_asks_of_it(root: Path) -> None:
+    text = (root / "drivers" / "_template" / "README.md").read_text()
+    sections = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert {"Hardware", "Build and test", "Options", "Promises", "What was run where"} <= set(sections)
+
+
 def test_every_python_example_runs(root: Path, members: list[Any], tmp_path: Path) -> None:
     faults = []
     for page in pages(root, members):

@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "verbs_double.hpp"
 
@@ -198,8 +199,27 @@ EXPORT int ibv_dealloc_pd(ibv::Pd* base) {
   return 0;
 }
 
+// Counts the registrations that are under way, and lets this one wait for others where a test asks for that.
+class Registering {
+ public:
+  Registering() {
+    Fabric& shared = fabric();
+    uint32_t now = ++shared.registering;
+    uint32_t most = shared.most_registering;
+    while (most < now && !shared.most_registering.compare_exchange_weak(most, now)) {
+    }
+    auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (shared.most_registering < shared.gather) {
+      if (std::chrono::steady_clock::now() > deadline) shared.gather = 0;
+      std::this_thread::yield();
+    }
+  }
+  ~Registering() { --fabric().registering; }
+};
+
 EXPORT ibv::Mr* ibv_reg_mr_iova2(ibv::Pd* base, void* address, size_t length, uint64_t iova,
                                  unsigned access) {
+  Registering registering;
   auto* pd = reinterpret_cast<Pd*>(base);
   if ((access & ibv::kRemoteWrite) != 0 && (access & ibv::kLocalWrite) == 0) return fail<ibv::Mr>(EINVAL);
   if (length == 0 || (reinterpret_cast<uint64_t>(address) ^ iova) % 4096 != 0) {

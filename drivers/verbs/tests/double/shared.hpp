@@ -66,6 +66,9 @@ struct Fabric {
   std::atomic<uint64_t> violations;         // of the rules of verbs
   std::atomic<uint64_t> carried[kDevices];  // bytes that left by the device
   std::atomic<uint8_t> sluggish[kDevices];  // takes its time to end queue pairs: until this is 0 again
+  std::atomic<uint32_t> gather;             // registrations wait until so many are under way at once,
+  std::atomic<uint32_t> registering;        // which are counted here,
+  std::atomic<uint32_t> most_registering;   // and this is the most there ever were
   std::atomic<uint32_t> ready;
   std::atomic<uint32_t> next;  // for numbers and keys
   Lock table;

@@ -182,6 +182,7 @@ size_t registrations(bool relaxed) {
 void check_attributes() {
   Options asked = on("double0");
   for (const char* name : {"traffic_class", "service_level"}) asked.push_back({name, "7"});
+  asked.push_back({"mtu", "512"});  // of a port with 1,024
   Side source(asked, kBytes, 1), target(asked, kBytes, 2);
   require(registrations(true) > 0 && registrations(false) == 0, "relaxed ordering");
   source.meet(target, 2);
@@ -191,6 +192,7 @@ void check_attributes() {
   for (const auto& qp : fabric().qps) {
     if (qp.number == 0 || qp.pid != getpid()) continue;
     require(qp.traffic_class == 7 && qp.service_level == 7, "traffic class and service level");
+    require(qp.mtu == 2, "packets of 512 bytes");
     ++count;
   }
   require(count == 4, "of two queue pairs on each side");
@@ -198,6 +200,30 @@ void check_attributes() {
   strict.push_back({"relaxed_ordering", "false"});
   Side ordered(strict, kBytes, 3);
   require(registrations(false) > 0, "strict ordering");
+}
+
+// Chunks are registered by as many threads as the option says: no fewer, and no more.
+void check_parallel_registration() {
+  Options asked = on("double0");
+  asked.push_back({"chunk_bytes", std::to_string(1 << 20)});
+  asked.push_back({"registration_threads", "3"});
+  Side side(asked, kBytes, 1);
+  std::vector<uint8_t> memory(5 << 20);
+  mc_memory what{};
+  what.struct_size = sizeof what;
+  what.fd = -1;
+  what.address = reinterpret_cast<uint64_t>(memory.data());
+  what.length = memory.size();
+  what.region_id = 2;
+  mc_handle region = 0;
+  fabric().most_registering = 0;
+  fabric().gather = 3;
+  require(table->register_memory(side.endpoint, &what, &region) == MC_OK, "memory of five chunks");
+  require(fabric().gather == 3, "three registrations were under way at once");
+  require(fabric().most_registering == 3, "and never more");
+  fabric().gather = 0;
+  require(table->deregister_memory(side.endpoint, region, now_ns() + kDeadlineNs) == MC_OK,
+          "it is given back");
 }
 
 // Memory in three chunks, and one within another: every byte arrives over the edges.
@@ -318,6 +344,7 @@ int main(int count, char** arguments) {
       {"sweep", check_sweep},
       {"dmabuf", check_dmabuf},
       {"attributes", check_attributes},
+      {"parallel_registration", check_parallel_registration},
       {"behind", check_behind},
       {"back_pressure", check_back_pressure},
       {"fence_deadline", check_fence_deadline},
