@@ -60,6 +60,7 @@ def test_the_page_of_a_new_driver_begins_with_what_contributing_asks_of_it(root:
     assert {"Hardware", "Build and test", "Options", "Promises", "What was run where"} <= set(sections)
 
 
+@pytest.mark.timeout(1200)  # some dozens of programs, one after another
 def test_every_python_example_runs(root: Path, members: list[Any], tmp_path: Path) -> None:
     faults = []
     for page in pages(root, members):
