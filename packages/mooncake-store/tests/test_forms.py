@@ -8,7 +8,7 @@ from mooncake_store import Store, StoreConfig, errors, protocol
 from mooncake_store.batch import as_bytes
 from mooncake_store.parts import as_ranges
 from mooncake_store.policy import PutPolicy
-from mooncake_store.protocol import Placement, codec, tiers
+from mooncake_store.protocol import Placement, codec, fencing, tiers
 
 PLACEMENT = Placement(rows=b"12345678" * 5, segments={1: b"d", 2**40: b""})
 MESSAGES = [
@@ -54,6 +54,9 @@ MESSAGES = [
     protocol.Drain(epoch=1, client=2, segment=2**63 - 1, on=None),
     protocol.TakeCopies(epoch=1, client=2, most_bytes=2**40),
     protocol.EndCopies(epoch=1, client=2, copy=3, failed=[1], keys=[b"k", b""]),
+    fencing.Regrant(epoch=1, client=2, previous=b"old", descriptor=b"new"),
+    fencing.Fenced(epoch=1, client=2, descriptor=b"new"),
+    fencing.Reach(epoch=1, client=2, descriptors=[b"old", b""]),
 ]
 REPLIES = [
     protocol.Mounted(epoch=2**63 - 1, segment=0, lease_ttl_s=1.5, reservation_ttl_s=2.0),
@@ -80,6 +83,7 @@ REPLIES = [
     protocol.Released(expired=False, broken=[1]),
     protocol.Found(found=b"\0\1"),
     protocol.Alive(notices=[], segments=[1, 2], expired=[3], broken=[2**63 - 1]),
+    fencing.Reached(descriptors=[b"new", b""]),
     protocol.Done(),
     protocol.Stale(epoch=3, reason="why"),
 ]
