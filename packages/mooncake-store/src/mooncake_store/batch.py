@@ -18,22 +18,23 @@ class Digests:
     """Values of one call, as the master knows them.
 
     Attributes:
-        digests: one 16-byte item each.
+        packed: 16 bytes each, one after the other.
     """
 
-    def __init__(self, digests: bytes) -> None:
-        self.digests = np.frombuffer(digests, dtype=f"V{DIGEST_BYTES}")
+    def __init__(self, packed: bytes) -> None:
+        self.packed = packed
+
+    @functools.cached_property
+    def digests(self) -> npt.NDArray[np.void]:
+        """One 16-byte item each."""
+        return np.frombuffer(self.packed, dtype=f"V{DIGEST_BYTES}")
 
     def __len__(self) -> int:
-        return len(self.digests)
+        return len(self.packed) // DIGEST_BYTES
 
 
 class Batch(Digests):
-    """Keys of one call.
-
-    Attributes:
-        digests: one 16-byte item each, as the master knows them.
-    """
+    """Keys of one call."""
 
     def __init__(self, tenant: str, keys: Sequence[Key]) -> None:
         """Raises KeyInvalid."""
@@ -43,19 +44,16 @@ class Batch(Digests):
             )
         self._given = list(keys)
         try:
-            digests = object_digests(tenant, self._given)
+            packed = object_digests(tenant, self._given)
         except ValueError:
             self._given = [key_bytes(key) for key in self._given]  # says which key is wrong
-            digests = object_digests(tenant, self._given)
-        self.digests = np.frombuffer(digests, dtype=f"V{DIGEST_BYTES}")
+            packed = object_digests(tenant, self._given)
+        super().__init__(packed)
 
     @functools.cached_property
     def keys(self) -> list[bytes]:
         """The keys as bytes."""
         return [key_bytes(key) for key in self._given]
-
-    def __len__(self) -> int:
-        return len(self._given)
 
 
 def as_bools(found: bytes) -> list[bool]:

@@ -37,13 +37,13 @@ from mooncake_store.keeping import Keeping
 from mooncake_store.keys import Key
 from mooncake_store.link import Link, LocalLink, open_remote
 from mooncake_store.listing import Listing
-from mooncake_store.local_memory import Registered, Staged, StagingBuffers
+from mooncake_store.local_memory import Received, Registered, Staged, StagingBuffers
 from mooncake_store.master import Master, master_of
 from mooncake_store.membership import Membership
 from mooncake_store.mover import LocalMemory, Mover
 from mooncake_store.notices import Notices
 from mooncake_store.observing import Observing
-from mooncake_store.own_segment import Bytes, OwnSegment
+from mooncake_store.own_segment import OwnSegment
 from mooncake_store.parts import READ, as_parts, as_ranges, require_inside
 from mooncake_store.policy import PutPolicy
 from mooncake_store.protocol import IfExists, Outcome, notice_method
@@ -372,25 +372,26 @@ class Store(Keeping, Copying, Observing):
         """The value as bytes. Raises KeyNotFound, KeyInvalid."""
         with self._read([key]) as reading:
             self._require(reading.found, key)
-            value: Bytes = np.empty(int(reading.sizes[0]), dtype=np.uint8)
-            with Staged(value, self._staging, holds_data=False) as memory:
+            with Received(int(reading.sizes[0]), self._staging) as memory:
                 reading.fetch(memory, np.zeros(1, dtype=np.uint64))
+                value = memory.value()
         self._require(reading.good, key)
-        return value.tobytes()
+        return value
 
     def get_into(self, key: Key, region: Region, offset: int, nbytes: int) -> int:
         """Read a value of at most ``nbytes`` to ``offset`` of a region of the engine; returns its size.
 
         Raises KeyNotFound, KeyInvalid, ValueInvalid; SizeMismatch when the value is larger.
         """
-        offsets, room = as_ranges(offset, nbytes, 1, region.nbytes)
+        offsets, _ = as_ranges(offset, nbytes, 1, region.nbytes)
         with self._read([key]) as reading:
             self._require(reading.found, key)
-            if reading.sizes[0] > room[0]:
-                raise SizeMismatch(f"key {key!r:.80} has {reading.sizes[0]} bytes, room is for {nbytes}")
+            found = int(reading.sizes[0])
+            if found > nbytes:
+                raise SizeMismatch(f"key {key!r:.80} has {found} bytes, room is for {nbytes}")
             reading.fetch(Registered(region), offsets)
         self._require(reading.good, key)
-        return int(reading.sizes[0])
+        return found
 
     def batch_get_into(
         self, keys: Sequence[Key], region: Region, offsets: npt.ArrayLike, nbytes: npt.ArrayLike
@@ -420,15 +421,15 @@ class Store(Keeping, Copying, Observing):
         """``nbytes`` of the value from ``start`` on. Raises KeyNotFound, KeyInvalid, SizeMismatch when it
         ends before.
         """
-        value: Bytes = np.empty(nbytes, dtype=np.uint8)
         parts, _ = as_parts([[0, start, 0, nbytes]], READ, 1, nbytes)
         with self._read([key]) as reading:
             self._require(reading.found, key)
             require_inside(parts, reading.found, reading.sizes, [key])
-            with Staged(value, self._staging, holds_data=False) as memory:
+            with Received(nbytes, self._staging) as memory:
                 reading.fetch_parts(memory, parts)
+                value = memory.value()
         self._require(reading.good, key)
-        return value.tobytes()
+        return value
 
     def get_buffer(self, key: Key) -> ValueBuffer:
         """The value as read-only memory, without a copy where it lies on this host. See ValueBuffer; close
@@ -531,7 +532,7 @@ class Store(Keeping, Copying, Observing):
     def batch_exist(self, keys: Sequence[Key]) -> list[bool]:
         """Whether each key has a value now; neither counts as a use nor keeps it. Raises KeyInvalid."""
         batch = Batch(self.config.tenant, keys)
-        request = protocol.Exist(digests=batch.digests.tobytes())
+        request = protocol.Exist(digests=batch.packed)
         return as_bools(self._member.ask(request, protocol.Found).found)
 
     def remove(self, key: Key) -> None:
@@ -544,7 +545,7 @@ class Store(Keeping, Copying, Observing):
     def batch_remove(self, keys: Sequence[Key]) -> list[bool]:
         """Remove many; per key, whether there was something to remove. Raises KeyInvalid."""
         batch = Batch(self.config.tenant, keys)
-        request = protocol.Remove(digests=batch.digests.tobytes())
+        request = protocol.Remove(digests=batch.packed)
         return as_bools(self._member.ask(request, protocol.Found).found)
 
     def close(self, *, copies_wait_s: float = 20.0, hurry: threading.Event | None = None) -> None:

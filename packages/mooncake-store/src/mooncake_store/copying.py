@@ -63,7 +63,7 @@ class Copying(ABC):
     def batch_replicas(self, keys: Sequence[Key]) -> list[list[int] | None]:
         """As :meth:`replicas`, of many; None for what is not there. Neither a use nor a lease."""
         self._require_copies()
-        request = protocol.FindReplicas(digests=Batch(self.config.tenant, keys).digests.tobytes())
+        request = protocol.FindReplicas(digests=Batch(self.config.tenant, keys).packed)
         return self._member.ask(request, protocol.Replicas).segments
 
     def replicate(self, keys: Sequence[Key], replicas: int, *, timeout_s: float = 30.0) -> list[CopyOutcome]:
@@ -79,7 +79,7 @@ class Copying(ABC):
         if not 1 <= replicas <= MAX_REPLICAS:
             raise ConfigError(f"replicas is {replicas}; it must be 1 to {MAX_REPLICAS}")
         batch = Batch(self.config.tenant, keys)
-        request = protocol.AskCopies(digests=batch.digests.tobytes(), replicas=replicas)
+        request = protocol.AskCopies(digests=batch.packed, replicas=replicas)
         return self._ask_copies(request, timeout_s) if len(batch) else []
 
     def copy(self, key: Key, segment: int, *, timeout_s: float = 30.0) -> None:
@@ -89,7 +89,7 @@ class Copying(ABC):
         Raises KeyNotFound, KeyInvalid; CopyFailed when there is no room, the owner has gone, ...
         """
         batch = Batch(self.config.tenant, [key])
-        request = protocol.AskCopies(digests=batch.digests.tobytes(), target=segment)
+        request = protocol.AskCopies(digests=batch.packed, target=segment)
         self._ask_one(key, request, timeout_s)
 
     def move(self, key: Key, source: int, target: int, *, timeout_s: float = 30.0) -> None:
@@ -99,7 +99,7 @@ class Copying(ABC):
         if source == target:
             raise ConfigError(f"source and target are both segment {source:x}")
         batch = Batch(self.config.tenant, [key])
-        request = protocol.AskCopies(digests=batch.digests.tobytes(), target=target, source=source)
+        request = protocol.AskCopies(digests=batch.packed, target=target, source=source)
         self._ask_one(key, request, timeout_s)
 
     def drain(

@@ -40,7 +40,7 @@ class Keeping:
         """Pin many, as :meth:`pin`; per key, whether it is there."""
         if soft_s is not None and not soft_s > 0:
             raise ConfigError(f"soft_s is {soft_s}; it must be a positive number of seconds, or None")
-        digests = Batch(self.config.tenant, keys).digests.tobytes()
+        digests = Batch(self.config.tenant, keys).packed
         found = self._member.ask(protocol.Pin(digests=digests, soft_pin_s=soft_s), protocol.Found).found
         return as_bools(found)
 
@@ -51,7 +51,7 @@ class Keeping:
 
     def batch_unpin(self, keys: Sequence[Key]) -> list[bool]:
         """Unpin many; per key, whether it is there. Raises KeyInvalid."""
-        digests = Batch(self.config.tenant, keys).digests.tobytes()
+        digests = Batch(self.config.tenant, keys).packed
         return as_bools(self._member.ask(protocol.Unpin(digests=digests), protocol.Found).found)
 
     def end_session(self, session: str) -> int:
@@ -70,7 +70,7 @@ class Keeping:
 
     def batch_size(self, keys: Sequence[Key]) -> list[int | None]:
         """Bytes of each value, None for what is not there. Raises KeyInvalid."""
-        request = protocol.GetSizes(digests=Batch(self.config.tenant, keys).digests.tobytes())
+        request = protocol.GetSizes(digests=Batch(self.config.tenant, keys).packed)
         sizes = np.frombuffer(self._member.ask(request, protocol.Sizes).sizes, dtype="<u8").tolist()
         return [None if size == MISSING else size for size in sizes]
 
@@ -101,7 +101,7 @@ class Keeping:
         keys, removed = [key for key, _ in self.ls(pattern, prefix=prefix)], 0
         for start in range(0, len(keys), REMOVED_AT_ONCE):
             batch = Batch(self.config.tenant, keys[start : start + REMOVED_AT_ONCE])
-            request = protocol.Remove(digests=batch.digests.tobytes())
+            request = protocol.Remove(digests=batch.packed)
             removed += sum(self._member.ask(request, protocol.Found).found)
         return removed
 

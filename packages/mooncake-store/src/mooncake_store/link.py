@@ -71,7 +71,6 @@ class RemoteLink:
 
     def call(self, request: Request, timeout_s: float) -> Reply:
         """See :class:`Link`."""
-        where = f"store master at {self._peer.address}"
         try:
             reply = self._call_express(request, timeout_s)
             if reply is None:
@@ -81,22 +80,26 @@ class RemoteLink:
                     self._express_from_s = 0.0
             return reply
         except (PeerUnreachable, CallTimeout) as error:
-            raise MasterUnreachable(f"{where} does not answer: {error}") from error
+            raise MasterUnreachable(f"{self._where} does not answer: {error}") from error
         except EngineClosed as error:
             raise StoreClosed(f"the transfer engine of this store has been closed: {error}") from error
         except RemoteError as error:
             known = KINDS.get(error.kind)
             if known is not None:
-                raise known(f"{where}: {error.message}") from error
-            raise MasterRefused(f"{where} does not take {type(request).__name__}: {error}") from error
+                raise known(f"{self._where}: {error.message}") from error
+            raise MasterRefused(f"{self._where} does not take {type(request).__name__}: {error}") from error
         except (msgspec.DecodeError, ValueError) as error:
             raise MasterRefused(
-                f"{where} gave an answer that cannot be read, is it of another version? {error}"
+                f"{self._where} gave an answer that cannot be read, is it of another version? {error}"
             ) from error
+
+    @property
+    def _where(self) -> str:
+        return f"store master at {self._peer.address}"
 
     def _call_express(self, request: Request, timeout_s: float) -> Reply | None:
         """The answer; None when it has to be asked for the other way, and nothing was done."""
-        if time.monotonic() < self._express_from_s:
+        if self._express_from_s and time.monotonic() < self._express_from_s:
             return None
         asked = express_request(request)
         if asked is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,9 +12,11 @@ from mooncake_store.own_segment import Bytes
 from mooncake_store.parts import Uints
 from mooncake_transfer import Region, TransferEngine
 
-__all__ = ["Registered", "Staged", "StagingBuffers"]
+__all__ = ["Received", "Registered", "Staged", "StagingBuffers"]
 
 KEPT_BUFFERS = 4
+Buffer = tuple[Region, Bytes]
+S = TypeVar("S", bound="Staged")
 
 
 class Registered:
@@ -42,23 +45,25 @@ class StagingBuffers:
         self._engine = engine
         self._nbytes = nbytes
         self._lock = threading.Lock()
-        self._idle: list[Region] = []
+        self._idle: list[Buffer] = []
         self._closed = False
 
-    def take(self, nbytes: int) -> Region:
-        """A region of at least ``nbytes``. Raises MemoryUnavailable of the engine."""
+    def take(self, nbytes: int) -> Buffer:
+        """A region of at least ``nbytes``, and its bytes. Raises MemoryUnavailable of the engine."""
         if nbytes <= self._nbytes:
             with self._lock:
                 if self._idle:
                     return self._idle.pop()
-        return self._engine.allocate(max(nbytes, self._nbytes), name="store-staging")
+        region = self._engine.allocate(max(nbytes, self._nbytes), name="store-staging")
+        return region, np.frombuffer(region.view(), dtype=np.uint8)
 
-    def give_back(self, region: Region) -> None:
+    def give_back(self, buffer: Buffer) -> None:
         """The region is not used any more, by nobody."""
+        region, _ = buffer
         with self._lock:
             keep = region.nbytes == self._nbytes and len(self._idle) < KEPT_BUFFERS and not self._closed
             if keep:
-                self._idle.append(region)
+                self._idle.append(buffer)
         if not keep:
             region.close()
 
@@ -67,7 +72,7 @@ class StagingBuffers:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        for region in idle:
+        for region, _ in idle:
             region.close()
 
 
@@ -82,29 +87,49 @@ class Staged:
         self.array = array
         self._buffers = buffers
         self._holds_data = holds_data
-        self._region: Region | None = None
+        self._buffer: Buffer | None = None
         self._staging: Bytes = array
 
     def region(self) -> Region:
         """A staging buffer; with a copy of the memory when that is to be written from."""
-        if self._region is None:
-            self._region = self._buffers.take(self.array.nbytes)
-            self._staging = np.frombuffer(self._region.view(), dtype=np.uint8)
+        if self._buffer is None:
+            self._buffer = self._buffers.take(self.array.nbytes)
+            self._staging = self._buffer[1]
             if self._holds_data:
                 self._staging[: self.array.nbytes] = self.array
-        return self._region
+        return self._buffer[0]
 
     def arrived(self, blocks: Uints) -> None:
         """Bring the blocks to where they belong."""
         for start, _, nbytes in blocks.tolist():
             self.array[start : start + nbytes] = self._staging[start : start + nbytes]
 
-    def __enter__(self) -> Staged:
+    def __enter__(self: S) -> S:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._region is not None:
-            self._buffers.give_back(self._region)
-            self._region = None
+        if self._buffer is not None:
+            self._buffers.give_back(self._buffer)
+            self._buffer = None
+
+
+class Received(Staged):
+    """Memory that one value, or a part of one, is read into, to become bytes."""
+
+    def __init__(self, nbytes: int, buffers: StagingBuffers) -> None:
+        super().__init__(np.empty(nbytes, dtype=np.uint8), buffers, holds_data=False)
+        self._whole: bytes | None = None
+
+    def arrived(self, blocks: Uints) -> None:
+        """What arrives in one piece, as it mostly does, is copied once only."""
+        if blocks.item(0) == 0 and blocks.item(2) == self.array.nbytes:
+            self._whole = self._staging[: self.array.nbytes].tobytes()
+        else:
+            super().arrived(blocks)
+
+    def value(self) -> bytes:
+        """The bytes, when all have arrived; inside the context."""
+        whole = self._whole
+        return self.array.tobytes() if whole is None else whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 import threading
@@ -23,7 +24,7 @@ from mooncake_store.link import Link
 from mooncake_store.machine import this_machine
 from mooncake_store.notices import Notices
 from mooncake_store.own_segment import OwnSegment
-from mooncake_store.protocol import FromMember, Limited, Reply, Stale
+from mooncake_store.protocol import FromMember, Limited, Reply, Request, Stale
 from mooncake_store.protocol.fencing import SINCE_MINOR as REACH_SINCE_MINOR
 from mooncake_store.protocol.versions import FEATURES, MINORS, agree
 from mooncake_store.telemetry import ClientCounters
@@ -94,7 +95,8 @@ class Membership:
         self._in_cluster = in_cluster
         self._lease_ttl_s = config.lease_ttl_s
         self._joining = threading.Lock()
-        self._changed = threading.Condition()  # guards all below
+        self._lock = threading.RLock()  # guards all below
+        self._changed = threading.Condition(self._lock)
         self._link: Link | None = None
         self._epoch = 0
         self._why_down = "it has not been asked yet"
@@ -179,7 +181,7 @@ class Membership:
         return bool(newer)
 
     def _hold(self, link: Link, lease: int, asked_s: float) -> None:
-        with self._changed:
+        with self._lock:
             if link is self._link:  # else the standing that the lease belongs to is over
                 self._leases[lease] = asked_s
 
@@ -222,7 +224,7 @@ class Membership:
         of :func:`lease_clock`, so that its time is not over yet. With ``soon`` it then is ended with the next
         request. False: only the master knows.
         """
-        with self._changed:
+        with self._lock:
             self._leases.pop(lease, None)
             self._broken.discard(lease)
             young = lease_clock() - asked_s < SURE_LEASE * self._lease_ttl_s
@@ -255,7 +257,7 @@ class Membership:
 
     def _current(self, request: FromMember | None = None) -> tuple[Link, int]:
         """The standing; what is to be told with a request of it is put into ``request``."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise StoreClosed("the store has been closed")
             if self._link is None:
@@ -278,7 +280,7 @@ class Membership:
             raise
         finally:
             took_s = time.monotonic() - began_s
-            self.counters.observe(f"master.{type(request).__name__}", took_s, failed=failed)
+            self.counters.observe(_name_of(type(request)), took_s, failed=failed)
 
     def _lose(self, link: Link, why: str) -> None:
         with self._changed:
@@ -454,6 +456,11 @@ class Membership:
                 error,
             )
             self._why_down = str(error)
+
+
+@functools.cache
+def _name_of(request: type[Request]) -> str:
+    return f"master.{request.__name__}"
 
 
 def _expect(reply: object, answer: type[R]) -> R:

@@ -168,8 +168,7 @@ class Mover:
 
     def remote(self, segment: int, descriptor: bytes, deadline_s: float) -> RemoteRegion:
         """The segment as the engine reaches it. Raises what ``import_region`` of the engine does."""
-        with self._lock:
-            known = self._remotes.get(segment)
+        known = self._remotes.get(segment)
         if known is not None and known[0] == descriptor:
             return known[1]
         # Who does not even answer leaves half of the time to segments that are reached after it.
@@ -219,23 +218,21 @@ class Mover:
             for known in (self._remotes, self._maps):
                 for segment in [segment for segment in known if segment not in segments]:
                     del known[segment]
-            in_vain = [
-                transfer
-                for transfer, (segment, began_s) in self._moving.items()
-                if segment not in segments and began_s < asked_s
-            ]
+        in_vain = [
+            transfer
+            for transfer, (segment, began_s) in list(self._moving.items())  # a copy, as others go on
+            if segment not in segments and began_s < asked_s
+        ]
         for transfer in in_vain:
             transfer.cancel()
 
     def begun(self, transfer: Transfer, segment: int) -> None:
         """It moves to or from the segment, until :meth:`ended`."""
-        with self._lock:
-            self._moving[transfer] = (segment, time.monotonic())
+        self._moving[transfer] = (segment, time.monotonic())
 
     def ended(self, transfer: Transfer) -> None:
         """Undo :meth:`begun`."""
-        with self._lock:
-            self._moving.pop(transfer, None)
+        self._moving.pop(transfer, None)
 
 
 class _Move:
@@ -278,8 +275,9 @@ class _Move:
     def _run(self) -> None:
         own, at_hand = self._mover.own, []
         pieces = self._layout.by_segment()
-        # An owner that is reached for the first time may be silent: it comes last, and holds up no other.
-        pieces.sort(key=lambda piece: not self._mover.knows(piece[0]))
+        if len(pieces) > 1:
+            # An owner that is reached for the first time may be silent: it comes last, and holds up no other.
+            pieces.sort(key=lambda piece: not self._mover.knows(piece[0]))
         for segment, blocks in pieces:
             if own is not None and own.holds(self._layout.epoch, segment):
                 at_hand.append((own, segment, blocks))

@@ -178,8 +178,8 @@ class Notices:
 
         It gives up after ``timeout_s`` with a warning: a handler waits for something that its caller holds.
         """
-        if threading.current_thread() is self._thread:
-            return
+        if self._thread is None or threading.current_thread() is self._thread:
+            return  # nobody listens, or who listens asks
         with self._changed:
             target = self._queued
             if not self._changed.wait_for(lambda: self._handled >= target or self._closed, timeout_s):

@@ -22,6 +22,9 @@ from mooncake_store.time_budget import TimeBudget
 
 __all__ = ["Reading"]
 
+NOTHING: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+NO_SIZES: Uints = np.zeros(0, dtype=np.uint64)
+
 log = logging.getLogger(__name__)
 
 
@@ -44,7 +47,7 @@ class Reading:
         self._mover = mover
         self._batch = batch
         self._transfer_timeout_s = transfer_timeout_s
-        self._request = protocol.Locate(digests=batch.digests.tobytes())
+        self._request = protocol.Locate(digests=batch.packed)
         self._located: protocol.Located
         self._failed: set[int] = set()
         self._silent: set[int] = set()  # segments that are not waited for again
@@ -54,10 +57,11 @@ class Reading:
         self._whole = False
         self._extents: dict[int, tuple[int, int, int]] | None = None
         self._began_s = self._asked_s = 0.0
-        self.found: npt.NDArray[np.bool_] = np.zeros(len(batch), dtype=np.bool_)
+        # Until the master has answered, nothing is known.
+        self.found: npt.NDArray[np.bool_] = NOTHING
         self._in_memory = self.found
-        self.sizes: Uints = np.zeros(len(batch), dtype=np.uint64)
-        self.good: npt.NDArray[np.bool_] = np.zeros(len(batch), dtype=np.bool_)
+        self.sizes: Uints = NO_SIZES
+        self.good: npt.NDArray[np.bool_] = NOTHING
 
     def fetch(self, memory: LocalMemory, offsets: Uints) -> None:
         """Move every value found to its offset in ``memory``."""
@@ -179,6 +183,7 @@ class Reading:
         self._began_s, self._asked_s = time.monotonic(), lease_clock()
         self._located = self._membership.ask(self._request, protocol.Located)
         self.found = self._in_memory = np.frombuffer(self._located.found, dtype=np.bool_)
+        self.good = np.zeros(len(self.found), dtype=np.bool_)
         self.sizes = np.frombuffer(self._located.sizes, dtype="<u8")
         if self._located.tiered is not None and self._mover.tiers is not None:
             tiered = self._tiered = TierReading(
@@ -202,13 +207,13 @@ class Reading:
             self._count(failed=error is not None)
 
     def _count(self, *, failed: bool) -> None:
-        counters = self._membership.counters
-        counters.observe("get", time.monotonic() - self._began_s, failed=failed)
-        hits = int(np.count_nonzero(self.good))
-        nbytes = int(np.dot(self.sizes, self.good)) if self._whole else 0
+        # Lists: numbers of arrays are slow for the few that there are mostly.
+        hits = self.good.tolist().count(True)
+        nbytes = sum(self.sizes[self.good].tolist()) if self._whole and hits else 0
         for parts in self._parts:
             nbytes += int(parts[self.good[parts[:, 0].astype(np.intp)], 3].sum())
-        counters.read(hits, len(self.good) - hits, nbytes)
+        took_s = time.monotonic() - self._began_s
+        self._membership.counters.read(took_s, hits, len(self._batch) - hits, nbytes, failed=failed)
 
     def _release(self, *, in_order: bool) -> None:
         """End the lease: by the way, when all went well, or at once."""

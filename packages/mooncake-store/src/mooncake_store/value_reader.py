@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mooncake_store._errors import KeyNotFound
 from mooncake_store.keys import Key
-from mooncake_store.local_memory import Staged, StagingBuffers
-from mooncake_store.own_segment import Bytes
+from mooncake_store.local_memory import Received, StagingBuffers
 from mooncake_store.parts import READ, as_parts, require_inside
 from mooncake_store.reader import Reading
 
@@ -37,12 +34,11 @@ class ValueReader:
 
     def read(self, start: int, nbytes: int) -> bytes:
         """``nbytes`` from ``start`` on. Raises SizeMismatch when the value ends before."""
-        value: Bytes = np.empty(nbytes, dtype=np.uint8)
         parts, _ = as_parts([[0, start, 0, nbytes]], READ, 1, nbytes)
         require_inside(parts, self._reading.found, self._reading.sizes, [str(self._key).encode()])
-        with Staged(value, self._staging, holds_data=False) as memory:
+        with Received(nbytes, self._staging) as memory:
             self._reading.fetch_parts(memory, parts)
-        return value.tobytes()
+            return memory.value()
 
     def close(self) -> None:
         """End the lease. Raises KeyNotFound when it did not hold until now: what was read is void then."""

@@ -66,7 +66,7 @@ class WriteSession:
         """Reserve. Raises MasterError, RateLimited, StoreClosed."""
         writer, batch = self._writer, self._batch
         request = protocol.Reserve(
-            digests=batch.digests.tobytes(),
+            digests=batch.packed,
             keys=batch.keys,
             sizes=self.sizes.astype("<u8").tobytes(),
             if_exists=self._if_exists,

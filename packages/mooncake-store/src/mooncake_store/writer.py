@@ -47,7 +47,7 @@ class Source(NamedTuple):
     offsets: Uints
     parts: Uints | None = None
 
-    def layout(self, placement: Placement, todo: npt.NDArray[np.intp], count: int, epoch: int) -> Layout:
+    def layout(self, placement: Placement, todo: list[int], count: int, epoch: int) -> Layout:
         """Where what is here of the values at the positions ``todo``, of ``count``, goes.
 
         The placement numbers just those.
@@ -162,7 +162,7 @@ class Writer:
             kept=outcomes.count(EXISTS),
             refused=outcomes.count(FULL) + outcomes.count(QUOTA),
             failed=outcomes.count(FAILED) + outcomes.count(LOST),
-            nbytes=int(sizes.sum()),
+            nbytes=sum(sizes.tolist()),
         )
 
 
@@ -184,9 +184,9 @@ class _Put:
         pause_s = FIRST_PAUSE_S
         todo = list(range(len(self._result.outcomes)))
         while todo:
-            may_come = self._round(np.array(todo, dtype=np.intp)) and time.monotonic() < wait_until_s
+            may_come = self._round(todo) and time.monotonic() < wait_until_s
             outcomes = self._result.outcomes
-            if not any(map(outcomes.count, (FULL, *UNDONE))):
+            if outcomes.count(STORED) == len(outcomes) or not any(map(outcomes.count, (FULL, *UNDONE))):
                 break  # the usual end
             failed = [i for i in todo if outcomes[i] in UNDONE]
             full = [i for i in todo if outcomes[i] == FULL]
@@ -198,15 +198,15 @@ class _Put:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return self._result
 
-    def _round(self, todo: npt.NDArray[np.intp]) -> bool:
+    def _round(self, todo: list[int]) -> bool:
         """Try the keys at the positions ``todo`` once; whether waiting may help those that found no room."""
         batch, result = self._values.batch, self._result
         asked_s, count = time.monotonic(), len(batch)
         all_of_it = len(todo) == count
         request = protocol.Reserve(
-            digests=(batch.digests if all_of_it else batch.digests[todo]).tobytes(),
-            keys=batch.keys if all_of_it else [batch.keys[i] for i in todo.tolist()],
-            sizes=(self._values.sizes if all_of_it else self._values.sizes[todo]).astype("<u8").tobytes(),
+            digests=batch.packed if all_of_it else batch.digests[todo].tobytes(),
+            keys=batch.keys if all_of_it else [batch.keys[i] for i in todo],
+            sizes=(self._values.sizes if all_of_it else self._values.sizes[todo]).tobytes(),
             if_exists=self._if_exists,
             avoid=sorted(self._avoid),
             policy=self._values.policy,
@@ -214,23 +214,22 @@ class _Put:
         if self._writer.notices.wanted:
             self._writer.notices.wrote(request.digests, request.keys)
         reserved = self._writer.membership.ask(request, protocol.Reserved)
-        outcomes = np.frombuffer(reserved.outcomes, dtype=np.uint8)
-        placed = np.flatnonzero(outcomes == PLACED)
-        if len(placed):
+        outcomes = reserved.outcomes
+        placed = outcomes.count(PLACED)
+        if placed:
             deadline_s = asked_s + DEADLINE_MARGIN * self._writer.membership.reservation_ttl_s
             epoch = request.epoch
             moves = [
                 (source.memory, source.layout(reserved.placement, todo, count, epoch))
                 for source in self._values.sources
             ]
-            nbytes = sum(layout.nbytes for _, layout in moves)
+            nbytes = sum([layout.nbytes for _, layout in moves])
             until_s = min(deadline_s, self._budget.begin(nbytes, self._tries))
-            moved = self._move(moves, until_s, reserved.reservation, len(placed))
+            moved = self._move(moves, until_s, reserved.reservation, placed)
             self._budget.end()
-            failed = np.flatnonzero(np.isin(placed, list(moved.failed))).tolist() if moved.failed else []
-            committed = self._commit(reserved.reservation, epoch, failed, len(placed))
-            outcomes = outcomes.copy()
-            outcomes[placed] = np.frombuffer(committed, dtype=np.uint8)
+            failed = _numbers_of(moved.failed, outcomes) if moved.failed else []
+            committed = self._commit(reserved.reservation, epoch, failed, placed)
+            outcomes = committed if placed == len(outcomes) else _decided(outcomes, committed)
             self._avoid |= moved.segments
             lost = "the reservation or its segment was lost before the commit"
             result.reason = moved.reason or lost
@@ -257,11 +256,27 @@ class _Put:
         return self._writer.commit(reservation, epoch, failed, count, self._if_exists)
 
 
-def _merged(before: bytes, todo: npt.NDArray[np.intp], outcomes: npt.NDArray[np.uint8]) -> bytes:
+def _numbers_of(failed: set[int], outcomes: bytes) -> list[int]:
+    """Which of the values placed failed, numbered as those are."""
+    placed = [position for position, outcome in enumerate(outcomes) if outcome == PLACED]
+    return [number for number, position in enumerate(placed) if position in failed]
+
+
+def _decided(outcomes: bytes, committed: bytes) -> bytes:
+    """The outcomes, with those ``committed`` in the place of PLACED."""
+    decided = np.frombuffer(outcomes, dtype=np.uint8).copy()
+    decided[decided == PLACED] = np.frombuffer(committed, dtype=np.uint8)
+    together: bytes = decided.tobytes()
+    return together
+
+
+def _merged(before: bytes, todo: list[int], outcomes: bytes) -> bytes:
     """The outcomes of all, after those at the positions ``todo`` have been tried again."""
-    merged = np.frombuffer(before, dtype=np.uint8).copy()
+    if len(outcomes) == len(before) and FULL not in outcomes:
+        return outcomes
+    merged, tried = np.frombuffer(before, dtype=np.uint8).copy(), np.frombuffer(outcomes, dtype=np.uint8)
     # No room anywhere else: the failure before is what the caller has to know.
-    kept = (outcomes == FULL) & np.isin(merged[todo], UNDONE) if FULL in outcomes else False
-    merged[todo] = np.where(kept, merged[todo], outcomes)
+    kept = (tried == FULL) & np.isin(merged[todo], UNDONE)
+    merged[todo] = np.where(kept, merged[todo], tried)
     together: bytes = merged.tobytes()
     return together

@@ -125,6 +125,8 @@ def _large(array: npt.NDArray[Any], blocks: npt.ArrayLike) -> npt.NDArray[Any]:
 
 def as_blocks(blocks: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     """Return rows of local offset, remote offset and length as the core takes them. Raises ConfigError."""
+    if isinstance(blocks, np.ndarray) and blocks.dtype == np.uint64 and blocks.shape[1:] == (3,):
+        return np.ascontiguousarray(blocks)  # the usual kind, the fast way
     array = _array(blocks, "blocks")
     if array.dtype.kind not in "iu" and not isinstance(blocks, np.ndarray):
         array = _large(array, blocks)

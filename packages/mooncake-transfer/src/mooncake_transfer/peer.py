@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mooncake_transfer import _wire
-from mooncake_transfer._arguments import method_name, text
+from mooncake_transfer._arguments import called_method, method_name, text
 from mooncake_transfer._arguments import payload as payload_of
 from mooncake_transfer._core import Channel
 from mooncake_transfer._core import Peer as CorePeer
@@ -78,7 +78,7 @@ class Peer:
         answered by then, PeerUnreachable when it is gone: whether the handler ran is then unknown. Payload
         and answer hold at most 64 MiB.
         """
-        method_name(method, "method")
+        called_method(method)
         payload_of(payload, "payload")
         limit_s = self._engine._limit_s(timeout_s, self._engine.config.call_timeout_s)
         return self._answer(self._channel.call, method, payload, limit_s)

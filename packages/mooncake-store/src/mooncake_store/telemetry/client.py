@@ -53,9 +53,10 @@ class ClientCounters:
         with self._lock:
             self._latencies.observe(call, seconds, failed=failed)
 
-    def read(self, hits: int, misses: int, nbytes: int) -> None:
-        """A batch was read."""
+    def read(self, seconds: float, hits: int, misses: int, nbytes: int, *, failed: bool = False) -> None:
+        """A batch was read, in so many seconds."""
         with self._lock:
+            self._latencies.observe("get", seconds, failed=failed)
             self._hits += hits
             self._misses += misses
             self._read_bytes += nbytes
