@@ -220,7 +220,7 @@ class Mover:
                     del known[segment]
         in_vain = [
             transfer
-            for transfer, (segment, began_s) in list(self._moving.items())  # a copy, as others go on
+            for transfer, (segment, began_s) in self._moving.copy().items()  # as others go on
             if segment not in segments and began_s < asked_s
         ]
         for transfer in in_vain:
