@@ -228,8 +228,8 @@ def main() -> None:
     report: dict[str, object] = {"devices": getattr(plugin.probe(), "devices", None)}
     for name in ("VMLAB_CXL_DAX", "VMLAB_CXL_PMEM_DAX"):
         for path in os.environ.get(name, "").split():
-            report[name] = {"path": path, **device(path, name == "VMLAB_CXL_DAX")}
-            report["doctor"] = ask_doctor(MOONCAKE_TRANSFER_DRIVER_OPTIONS__CXL__PATH=path)
+            doctor = ask_doctor(MOONCAKE_TRANSFER_DRIVER_OPTIONS__CXL__PATH=path)
+            report[name] = {"path": path, "doctor": doctor, **device(path, name == "VMLAB_CXL_DAX")}
     if HUGE_PAGES.is_mount():
         report["huge"] = huge_pages()
     if os.environ.get("VMLAB_CXL_NODE"):

@@ -121,6 +121,17 @@ def test_a_driver_with_options_that_does_not_start_is_not_left_out(option: str) 
         TransferEngine(config)
 
 
+def test_one_endpoint_of_several_that_does_not_start_is_told_and_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with TransferEngine(TransferConfig(driver_options={"tcp": {"hosts": "127.0.0.1,192.0.2.1"}})) as engine:
+        assert engine.drivers["tcp"].usable
+    assert "driver tcp does not start on 192.0.2.1" in caplog.text
+    named = TransferConfig(drivers=("tcp",), driver_options={"tcp": {"hosts": "127.0.0.1,192.0.2.1"}})
+    with pytest.raises(DriverUnavailable, match=r"driver 'tcp' does not start.*192\.0\.2\.1"):
+        TransferEngine(named)
+
+
 def test_memory_of_a_driver_that_has_none_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="driver 'zz' has no memory of its own"):
         TransferEngine(TransferConfig(allocate_from="zz"))

@@ -39,6 +39,12 @@ def test_a_name_with_both_kinds_of_address_is_taken_at_ipv4(monkeypatch: pytest.
     assert bindable("a.name", 7000) == (socket.AF_INET, ("127.0.0.1", 7000))
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_what_cannot_be_a_name_is_an_error_of_the_system(host: str) -> None:
+    with pytest.raises(OSError, match=r"cannot be the name of a host|not known|failure in name"):
+        listen(host, 0)
+
+
 def test_a_port_that_is_taken_is_an_error_of_the_system() -> None:
     with listen("127.0.0.1", 0) as taken, pytest.raises(OSError, match="in use"):
         listen("127.0.0.1", taken.getsockname()[1])

@@ -68,6 +68,13 @@ def test_a_probe_gets_the_options_and_one_that_takes_none_is_not_asked_again_for
     assert second["plain"] == first["plain"], "its answer holds whatever the options are"
 
 
+def test_answers_that_are_too_old_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drivers._verdicts, "AGE_S", -1.0)
+    for number in range(2):
+        devices({"told": {"library": f"/opt/{number}.so"}})
+        assert len(drivers._verdicts._known) == 2  # of told and plain
+
+
 def test_engine_and_doctor_tell_the_probe_what_the_configuration_says() -> None:
     options = {"told": {"library": "/opt/a.so"}, "told_here": {"library": "/nowhere"}}
     found = {status.name: status for status in examine_drivers(TransferConfig(driver_options=options))}

@@ -51,5 +51,5 @@ def _leading_to(address: ipaddress.IPv6Address) -> str:
     )
     raise PeerUnreachable(
         f"{address} is link-local, and {which}; set TransferConfig.host to an address with its interface, "
-        f"such as fe80::1%eth0, or write the peer's as [{address}%eth0]:port"
+        f"such as fe80::1%eth0 (a peer that is named by its address may be written [{address}%eth0]:port)"
     )

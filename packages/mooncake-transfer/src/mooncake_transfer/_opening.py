@@ -65,14 +65,16 @@ def _open_driver(
             opened += 1
         except Exception as error:  # a third party's code; without it the other drivers still work
             place = f" on {spec.device}" if spec.device else ""
-            # Options are for a driver that shall be there: without it everything would go another way.
-            if config.drivers is not None or config.driver_options.get(info.name):
+            if config.drivers is not None:
                 raise DriverUnavailable(f"driver {info.name!r} does not start{place}: {error}") from error
             fields = {"driver": info.name}
             log.warning("driver %s does not start%s: %s", info.name, place, error, extra=fields)
             reasons.append(f"it does not start{place}: {error}")
     if opened:
         return status
+    # Options are for a driver that shall be there: without it everything would go another way.
+    if reasons and config.driver_options.get(info.name):
+        raise DriverUnavailable(f"driver {info.name!r} does not start, and has options: {'; '.join(reasons)}")
     return DriverStatus(info.name, info.priority, False, reason="; ".join(reasons))
 
 

@@ -10,7 +10,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,8 +96,8 @@ def _one_child(questions: Sequence[Question], limit_s: float) -> dict[str, Verdi
     command = [sys.executable, "-c", CHILD, json.dumps([path or "." for path in sys.path])]
     verdicts: dict[str, Verdict] = {}
     try:
-        # A file, not arguments: options may be secret, and everyone sees those.
-        with tempfile.TemporaryFile() as asked:
+        # In memory, not as arguments: options may be secret, and everyone sees those.
+        with os.fdopen(os.memfd_create("mooncake-probe"), "w+b") as asked:
             asked.write(msgspec.json.encode(questions))
             asked.seek(0)
             child = subprocess.Popen(command, stdin=asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

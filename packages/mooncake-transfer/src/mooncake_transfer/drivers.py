@@ -43,7 +43,8 @@ class _Verdicts:
     def of(self, questions: Sequence[Question]) -> dict[str, Available | Unavailable]:
         with self._lock:
             old = time.monotonic() - self.AGE_S
-            asked = [q for q in questions if q not in self._known or self._known[q][0] < old]
+            self._known = {q: said for q, said in self._known.items() if said[0] >= old}
+            asked = [q for q in questions if q not in self._known]
             verdicts = probe_apart(asked)
             now = time.monotonic()
             self._known.update({q: (now, verdicts[q.driver]) for q in asked})

@@ -18,8 +18,11 @@ def bindable(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     """The family of ``host``, IPv4 where a name has both, and what ``socket.bind`` takes in that family.
 
     Given ``(host, port)``, ``bind`` would lose the interface of ``fe80::1%eth0``. Raises OSError for a name
-    that is not known.
+    that is not known, or cannot be one.
     """
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:
+        raise OSError(f"{host!r} cannot be the name of a host: {error}") from None
     family, _, _, _, where = min(found, key=lambda each: each[0] != socket.AF_INET)
     return family, where

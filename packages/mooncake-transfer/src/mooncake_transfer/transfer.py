@@ -154,8 +154,8 @@ class Transfer(_core.Transfer):
                 second try; None: as ``rails.attempts`` says.
 
         Raises ConfigError while it is running, for a write that is to be verified with a descriptor of
-        access ``w``, and when a local region to verify is not in main memory; NoRoute when ``drivers`` has
-        none that leads there; RegionClosed, EngineClosed.
+        access ``w``, and when a region to verify, at either end, is known to be no main memory; NoRoute when
+        ``drivers`` has none that leads there; RegionClosed, EngineClosed.
         """
         if verify is not None:
             flag(verify, "verify")

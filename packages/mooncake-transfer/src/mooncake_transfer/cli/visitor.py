@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from mooncake_transfer.config import TransferConfig
 
 __all__ = ["visitor_config"]
+
+# Options of drivers that name ports of their own, which the engine that runs here for good has.
+OWN_PORTS = frozenset({"port", "port_min", "port_max"})
 
 
 def visitor_config(**arguments: Any) -> TransferConfig:
@@ -14,4 +19,9 @@ def visitor_config(**arguments: Any) -> TransferConfig:
 
     Raises ConfigError.
     """
-    return TransferConfig.load(**{"port": 0, "name": "", "metrics_port": None, **arguments})
+    config = TransferConfig.load(**{"port": 0, "name": "", "metrics_port": None, **arguments})
+    options = {
+        driver: {name: value for name, value in given.items() if name not in OWN_PORTS}
+        for driver, given in config.driver_options.items()
+    }
+    return msgspec.structs.replace(config, driver_options=options)

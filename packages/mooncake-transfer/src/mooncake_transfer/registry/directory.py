@@ -145,9 +145,10 @@ class Directory:
                     raise outdated from error
                 if kind is RegionRecord and isinstance(error, NameUnknown):
                     self._known.pop(key, None)
-                if key not in self._known:
+                known = self._known.get(key)
+                if known is None:
                     raise
-                value, trouble = self._known[key], error
+                value, trouble = known, error
             left_s = max(deadline_s - time.monotonic(), 0.0)
             try:
                 found = go(_decode(value, kind, what), left_s)
