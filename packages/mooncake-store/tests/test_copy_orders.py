@@ -26,7 +26,8 @@ CONFIG = StoreConfig(reservation_ttl_s=TTL_S, evict_reserve_fraction=0.0)
 class Master:
     """A state with a clock, and owners whose client, connection and segment have one number."""
 
-    def __init__(self, *owners: int, config: StoreConfig = CONFIG, epoch: int = 5) -> None:
+    def __init__(self, *owners: int, config: StoreConfig = CONFIG, epoch: int = 5, minor: int = 2) -> None:
+        self.minor = minor
         self.state = MasterState(epoch, config)
         self.now_s = 100.0
         (self.copies,) = (group for group in self.state.context.groups if isinstance(group, Copies))
@@ -35,7 +36,12 @@ class Master:
 
     def mount(self, owner: int, granules: int = 8, **more: Any) -> None:
         request = protocol.Mount(
-            client=owner, nbytes=granules * GRANULE, descriptor=b"d", segment=owner, minors=(0, 2), **more
+            client=owner,
+            nbytes=granules * GRANULE,
+            descriptor=b"d",
+            segment=owner,
+            minors=(0, self.minor),
+            **more,
         )
         self.state.handle(request, owner, f"host:{owner}", self.now_s)
 
@@ -49,6 +55,11 @@ class Master:
         self.ask(owner, protocol.Adopt(frames=ledger.part(0), last=True))
 
     def put(self, owner: int, *keys: bytes, nbytes: int = GRANULE) -> None:
+        reservation = self.reserve(owner, *keys, nbytes=nbytes)
+        commit = protocol.Commit(reservation=reservation, failed=[], if_exists="keep", notices_seen=0)
+        assert list(self.ask(owner, commit).outcomes) == [Outcome.STORED] * len(keys)
+
+    def reserve(self, owner: int, *keys: bytes, nbytes: int = GRANULE) -> int:
         reserve = protocol.Reserve(
             digests=object_digests("", keys),
             keys=list(keys),
@@ -57,9 +68,9 @@ class Master:
             avoid=[],
             policy=PutPolicy(preferred_segments=(owner,)),
         )
-        reservation = self.ask(owner, reserve).reservation
-        commit = protocol.Commit(reservation=reservation, failed=[], if_exists="keep", notices_seen=0)
-        assert list(self.ask(owner, commit).outcomes) == [Outcome.STORED] * len(keys)
+        reserved = self.ask(owner, reserve)
+        assert isinstance(reserved, protocol.Reserved)
+        return reserved.reservation
 
     def order(self, client: int, *keys: bytes, **what: int) -> protocol.CopiesAsked:
         asked = self.ask(client, protocol.AskCopies(digests=object_digests("", keys), **what))
@@ -181,6 +192,32 @@ def test_no_segment_is_empty_while_what_lies_in_it_waits_for_the_ledger_of_anoth
     master.later(config.client_ttl_s)
     assert drained().done
     assert master.where(b"a") == {3, 4}
+
+
+def test_room_of_a_late_writer_holds_up_no_drain_and_room_of_one_in_time_does() -> None:
+    master = Master(1, 2, minor=3)
+    master.put(1, b"a")
+    master.reserve(1, b"late")
+    master.later(TTL_S / 2)
+    in_time = master.reserve(1, b"in time")
+
+    def drained() -> protocol.Drained:
+        master.now_s += 0.1
+        master.make(1, b"a")
+        shown = master.ask(1, protocol.Drain(on=True))
+        assert isinstance(shown, protocol.Drained)
+        return shown
+
+    assert not any(drained().done for _ in range(3))
+    master.later(TTL_S / 2)
+    assert len(master.state.context.fences) == 1
+    assert not any(drained().done for _ in range(3))
+    commit = protocol.Commit(reservation=in_time, failed=[0], if_exists="keep", notices_seen=0)
+    assert list(master.ask(1, commit).outcomes) == [Outcome.FAILED]
+    master.later(TTL_S)
+    assert len(master.state.context.fences) == 2
+    assert any(drained().done for _ in range(3))
+    assert master.where(b"a") == {2}
 
 
 def test_a_request_for_replicas_that_is_over_leaves_the_answers_of_others() -> None:

@@ -248,7 +248,9 @@ class Copies(Group):
         self._map.open_segment(owner.segment, False)
         objects = next(group for group in self.context.groups if isinstance(group, Objects))
         too_old = owner.minor < SINCE_MINOR
-        self._drains[owner.client] = DrainingSegment(self._map, objects, owner.segment, too_old=too_old)
+        self._drains[owner.client] = DrainingSegment(
+            self._map, objects, self.context.fences, owner.segment, too_old=too_old
+        )
         self._wake(owner)
 
     # ---- for movers

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from mooncake_store._core import ObjectMap
+from mooncake_store.master.fences import Fences
 from mooncake_store.master.objects import Objects
 from mooncake_store.protocol import CopyOutcome, Drained
 
@@ -25,13 +26,17 @@ class DrainingSegment:
 
     A value of which enough replicas stay elsewhere leaves without a copy. One that cannot be copied, but has
     another replica, is left to that one. What is being put here is waited for, and so are those that began to
-    read here before everything was elsewhere: who comes later reads there.
+    read here before everything was elsewhere: who comes later reads there. Room of writers that are late is
+    not waited for: nobody will commit it.
     """
 
-    def __init__(self, objects_map: ObjectMap, objects: Objects, segment: int, *, too_old: bool) -> None:
+    def __init__(
+        self, objects_map: ObjectMap, objects: Objects, fences: Fences, segment: int, *, too_old: bool
+    ) -> None:
         """``too_old``: the segment's owner does not know how to copy."""
         self._map = objects_map
         self._objects = objects
+        self._fences = fences
         self._segment = segment
         self._too_old = too_old
         self._pending: deque[tuple[int, int]] = deque()
@@ -64,7 +69,9 @@ class DrainingSegment:
             if self._at == 0 and now_s < self._pause_until_s:
                 return
             found = self._map.lying_in(self._segment, self._at, SLOTS_AT_ONCE, most_bytes)
+            first = self._at
             refs, self._at, leased, arriving, reserved, copying = found
+            reserved -= self._fences.waiting_in(self._segment, first, self._at)
             self._looks += 1
             self._pending.extend(refs)
             self._left += len(refs)

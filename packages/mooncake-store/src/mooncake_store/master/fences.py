@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import struct
 from dataclasses import dataclass
 
 from mooncake_store._core import ObjectMap
@@ -76,6 +77,11 @@ class Fences:
             fence = self._fences[segment]
             fence.latest_s = max(fence.latest_s, given_s)
         self._waiting.append((slots, given_s, open_))
+
+    def waiting_in(self, segment: int, first: int, end: int) -> int:
+        """How many of the slots from ``first`` to before ``end`` wait here, and have bytes in ``segment``."""
+        slots = (at for given_up, _, _ in self._waiting for (at,) in struct.iter_unpack("<I", given_up))
+        return sum(first <= at < end and self._map.lies_in(struct.pack("<I", at), segment) for at in slots)
 
     def wanted(self, segment: int) -> bool:
         """Whether the segment's owner is to take keys back, or has begun to and not ended."""
