@@ -49,7 +49,7 @@ def test_usual_puts_gets_and_questions_need_no_interpreter_at_the_master(world, 
     _, guest = pair(world, quiet)
     with ways(monkeypatch) as taken:
         guest.put("a", b"1" * 5000)
-        guest.put("a", b"2", if_exists="replace")
+        guest.put("a", b"2", if_exists="replace", policy=PutPolicy())
         assert guest.get("a") == b"2"
         assert guest.batch_exist(["a", "b"]) == [True, False]
         with pytest.raises(errors.KeyNotFound):

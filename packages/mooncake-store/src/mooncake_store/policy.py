@@ -15,7 +15,7 @@ MAX_REPLICAS = 16
 MAX_STRIPES = 4  # as a replica has so many extents at most
 
 
-class PutPolicy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class PutPolicy(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How the values of a put are placed and how long they stay. Raises ConfigError for bad values.
 
     Attributes:
@@ -57,6 +57,16 @@ class PutPolicy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forb
         for name in ("group", "session"):
             if len(getattr(self, name).encode()) > 1024:
                 raise ConfigError(f"the name of the {name} is longer than 1024 bytes; hash it")
+
+    def on_wire(self) -> list[object]:
+        """The fields but for the last ones that are as if not given: older masters refuse new fields."""
+        fields = list(msgspec.structs.astuple(self))
+        while fields and fields[-1] == _DEFAULTS[len(fields) - 1]:
+            fields.pop()
+        return fields
+
+
+_DEFAULTS = msgspec.structs.astuple(PutPolicy())
 
 
 class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

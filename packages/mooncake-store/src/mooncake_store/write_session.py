@@ -65,6 +65,7 @@ class WriteSession:
     def __enter__(self) -> WriteSession:
         """Reserve. Raises MasterError, RateLimited, StoreClosed."""
         writer, batch = self._writer, self._batch
+        writer.require(self._policy)
         request = protocol.Reserve(
             digests=batch.packed,
             keys=batch.keys,

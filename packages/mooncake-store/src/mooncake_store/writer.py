@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_store import protocol
-from mooncake_store._errors import RoomNumbers, StoreError
+from mooncake_store._errors import ProtocolMismatch, RoomNumbers, StoreError
 from mooncake_store.batch import Batch
 from mooncake_store.config import StoreConfig
 from mooncake_store.membership import Membership
@@ -22,6 +22,7 @@ from mooncake_store.notices import Notices
 from mooncake_store.parts import WRITTEN, Uints, as_parts, sizes_and_places
 from mooncake_store.policy import PutPolicy
 from mooncake_store.protocol import IfExists, Outcome, Placement
+from mooncake_store.protocol.objects import STRIPES_SINCE_MINOR
 from mooncake_store.time_budget import TimeBudget
 
 __all__ = ["PutResult", "Source", "Values", "Writer", "values_of"]
@@ -120,6 +121,7 @@ class Writer:
 
     def put(self, values: Values, if_exists: IfExists) -> PutResult:
         """Store every value that can be; see :class:`PutResult`. Raises MasterError, StoreClosed."""
+        self.require(values.policy)
         began_s, failed = time.monotonic(), True
         try:
             result = _Put(self, values, if_exists).run()
@@ -128,6 +130,15 @@ class Writer:
             self.membership.counters.observe("put", time.monotonic() - began_s, failed=failed)
         self._count(result.outcomes, values.sizes)
         return result
+
+    def require(self, policy: PutPolicy | None) -> None:
+        """Raises ProtocolMismatch where the master is too old for what is asked for."""
+        minor = self.membership.minor
+        if policy is not None and policy.stripes > 1 and minor < STRIPES_SINCE_MINOR:
+            raise ProtocolMismatch(
+                f"stripes is {policy.stripes}, and the store master speaks minor {minor} of the protocol, in "
+                f"which there are none; upgrade its mooncake-store, or put with stripes=1"
+            )
 
     def write(self, memory: LocalMemory, layout: Layout, until_s: float, avoid: Container[int] = ()) -> Moved:
         """As ``Mover.write``, at one go, and for ``transfer_timeout_s`` at most."""

@@ -24,6 +24,8 @@ _reply_decoder = msgspec.msgpack.Decoder(functools.reduce(operator.or_, _replies
 
 def encode(message: Message) -> bytes:
     """One message as bytes."""
+    if type(message) is objects.Reserve and message.policy is not None:
+        message = msgspec.structs.replace(message, policy=message.policy.on_wire())
     return _encoder.encode(message)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mooncake_store._core import express_answer, express_ask
+from mooncake_store.policy import PutPolicy
 from mooncake_store.protocol.base import METHOD, Reply, Request
 from mooncake_store.protocol.objects import (
     Commit,
@@ -29,6 +30,7 @@ __all__ = ["EXPRESS_FEATURE", "EXPRESS_METHOD", "express_reply", "express_reques
 
 EXPRESS_METHOD = f"{METHOD}.express"
 EXPRESS_FEATURE = "express"
+PLAIN = PutPolicy()  # says what no policy says
 LOCATE, RELEASE, EXIST, RESERVE, COMMIT = range(1, 6)
 
 
@@ -45,7 +47,7 @@ def express_reply(request: Request, answer: bytes) -> Reply | None:
 
 
 def _reserve(request: Reserve) -> bytes | None:
-    if request.policy is not None or request.avoid or request.promoted:
+    if request.policy not in (None, PLAIN) or request.avoid or request.promoted:
         return None
     return express_ask(
         RESERVE,

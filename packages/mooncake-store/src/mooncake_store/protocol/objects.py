@@ -12,6 +12,7 @@ from mooncake_store.protocol.tiers import Tiered
 __all__ = [
     "REPLIES",
     "REQUESTS",
+    "STRIPES_SINCE_MINOR",
     "Commit",
     "Committed",
     "Counted",
@@ -35,6 +36,9 @@ __all__ = [
     "Sizes",
     "Unpin",
 ]
+
+
+STRIPES_SINCE_MINOR = 3  # ``PutPolicy.stripes``
 
 
 class Placement(Message, kw_only=True):
