@@ -46,16 +46,20 @@ void Endpoint::close() {
   if (forked() || closed_.exchange(true)) return;
   copies_.end_all(failed(MC_CLOSED, "the endpoint was closed"));
   copies_.stop();
-  std::vector<uint32_t> ended;
+  std::vector<std::pair<std::shared_ptr<Region>, std::vector<RegionKey>>> ended;
   {
     std::lock_guard lock(known_mutex_);
-    for (const auto& region : known_regions_) (void)end_keys(*region, nullptr, &ended);
+    for (const auto& region : known_regions_) {
+      ended.emplace_back(region, std::vector<RegionKey>{});
+      (void)end_keys(*region, nullptr, &ended.back().second);
+    }
     known_regions_.clear();
   }
   // Where a peer is stopped in mid-copy, the pool keeps the place until it has gone on.
   uint64_t deadline = deadline_after(kLastCopiesS);
-  for (uint32_t index : ended) {
-    if (pool_->wait_unused(index, deadline)) pool_->free_grant(index);
+  for (auto& [region, keys] : ended) {
+    std::erase_if(keys, [&](const RegionKey& key) { return !pool_->wait_unused(key.index, deadline); });
+    free_keys(*region, keys);
   }
 }
 
@@ -128,9 +132,8 @@ Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered)
       return failed(MC_INVALID, "region id " + std::to_string(memory.region_id) + " is registered already");
   }
   if (region->in_pool) {
-    KeyBlob ignored;
-    if (Status status = add_key(*region, digest_of(memory.key), driver::kAllAccess, &ignored); !status.ok())
-      return status;
+    Status status = add_key(*region, digest_of(memory.key), driver::kAllAccess, &region->own);
+    if (!status.ok()) return status;
   }
   known_regions_.insert(region);
   return regions_.add(region, registered);
@@ -139,10 +142,10 @@ Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered)
 Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
   std::shared_ptr<Region> region = regions_.get(registered);
   if (!region) return failed(MC_INVALID, "no memory is registered under this handle");
-  std::vector<uint32_t> ended;
+  std::vector<RegionKey> ended;
   (void)end_keys(*region, nullptr, &ended);
-  for (uint32_t index : ended) {
-    if (!pool_->wait_unused(index, deadline_ns))
+  for (const RegionKey& key : ended) {
+    if (!pool_->wait_unused(key.index, deadline_ns))
       return failed(MC_TIMEOUT, "a peer still copied from or to the memory at the deadline");
   }
   {
@@ -150,7 +153,7 @@ Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
     known_regions_.erase(region);
   }
   if (!regions_.take(registered)) return {};  // another thread was first
-  for (uint32_t index : ended) pool_->free_grant(index);
+  free_keys(*region, ended);
   return {};
 }
 
@@ -169,7 +172,7 @@ KeyBlob Endpoint::blob_of(const RegionKey& key) const {
   return {kWireVersion, pool_->member(), key.index, 0, pool_->epoch(), key.generation};
 }
 
-Status Endpoint::end_keys(Region& region, const Digest* key, std::vector<uint32_t>* ended) {
+Status Endpoint::end_keys(Region& region, const Digest* key, std::vector<RegionKey>* ended) {
   bool found = key == nullptr;
   std::lock_guard lock(region.mutex);
   for (RegionKey& known : region.keys) {
@@ -177,9 +180,21 @@ Status Endpoint::end_keys(Region& region, const Digest* key, std::vector<uint32_
     found = true;
     known.ended = true;
     pool_->end_grant(known.index);
-    ended->push_back(known.index);
+    ended->push_back(known);
   }
   return found ? Status{} : failed(MC_INVALID, "the region never had this key");
+}
+
+void Endpoint::free_keys(Region& region, const std::vector<RegionKey>& ended) {
+  std::lock_guard lock(region.mutex);
+  std::erase_if(region.keys, [&](const RegionKey& known) {
+    // The generation: another thread may have freed it, and the place be given again.
+    bool over = std::any_of(ended.begin(), ended.end(), [&](const RegionKey& one) {
+      return one.index == known.index && one.generation == known.generation;
+    });
+    if (over) pool_->free_grant(known.index);
+    return over;
+  });
 }
 
 Status Endpoint::export_key(mc_handle registered, void* blob, size_t* length) const {
@@ -189,9 +204,7 @@ Status Endpoint::export_key(mc_handle registered, void* blob, size_t* length) co
     *length = 0;  // who imports that is told that this driver does not reach it
     return {};
   }
-  std::lock_guard lock(region->mutex);
-  KeyBlob made = blob_of(region->keys.front());
-  return driver::copy_out(&made, sizeof made, blob, length);
+  return driver::copy_out(&region->own, sizeof region->own, blob, length);
 }
 
 Status Endpoint::grant(mc_handle registered, const uint8_t* key, uint32_t access, void* blob,
@@ -209,15 +222,17 @@ Status Endpoint::grant(mc_handle registered, const uint8_t* key, uint32_t access
 Status Endpoint::revoke(mc_handle registered, const uint8_t* key, uint64_t deadline_ns) {
   std::shared_ptr<Region> region = regions_.get(registered);
   if (!region) return failed(MC_INVALID, "no memory is registered under this handle");
-  std::vector<uint32_t> ended;
+  std::vector<RegionKey> ended;
   Digest digest = key == nullptr ? Digest{} : digest_of(key);
   if (Status status = end_keys(*region, key == nullptr ? nullptr : &digest, &ended); !status.ok())
     return status;
   if (deadline_ns == 0) return {};
-  for (uint32_t index : ended) {
-    if (!pool_->wait_unused(index, deadline_ns))
+  for (const RegionKey& one : ended) {
+    if (!pool_->wait_unused(one.index, deadline_ns))
       return failed(MC_TIMEOUT, "a peer still copied under the key at the deadline");
   }
+  // All keys end with the memory, and what was said about them is asked for again then.
+  if (key != nullptr) free_keys(*region, ended);
   return {};
 }
 

@@ -66,7 +66,9 @@ class Endpoint {
   Status add_key(Region& region, const Digest& key, uint32_t access, KeyBlob* blob);
   KeyBlob blob_of(const RegionKey& key) const;
   // Ends the region's grants under `key`, all of them when null; which they were.
-  Status end_keys(Region& region, const Digest* key, std::vector<uint32_t>* ended);
+  Status end_keys(Region& region, const Digest* key, std::vector<RegionKey>* ended);
+  // Their places may be given again, each once, whoever comes first: wait_unused() was true for them.
+  void free_keys(Region& region, const std::vector<RegionKey>& ended);
 
   const Options options_;
   const uint32_t generation_;

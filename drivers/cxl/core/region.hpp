@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "layout.hpp"
 #include "pool.hpp"
 
 namespace mooncake::cxl {
@@ -27,8 +28,10 @@ struct Region {
   bool in_pool = false;
   uint64_t offset = 0;  // in the pool
 
+  KeyBlob own{};  // of the memory's own key
+
   std::mutex mutex;
-  std::vector<RegionKey> keys;  // the first is the memory's own
+  std::vector<RegionKey> keys;
 };
 
 }  // namespace mooncake::cxl

@@ -12,8 +12,10 @@ from mooncake_driver_cxl import CxlOptions, plugin
 from mooncake_driver_cxl.options import render
 from mooncake_driver_cxl.pool import Pool
 from mooncake_transfer import TransferConfig, TransferEngine
-from mooncake_transfer.errors import ConfigError, DriverUnavailable
+from mooncake_transfer.errors import ConfigError, DriverUnavailable, RegionRefused
 from mooncake_transfer.hooks import Available, Unavailable
+
+KEYS_OF_ONE_PROCESS = 1024
 
 
 def test_the_driver_is_found_and_says_where_pools_may_lie() -> None:
@@ -94,3 +96,22 @@ def test_pages_and_node_of_the_pool_are_not_chosen_by_the_caller(pool_path: Path
         with engine.allocate(1 << 20, name=name) as region:
             assert region.name == name
             assert [block.name for block in Pool.open(**options).blocks()] == ["ab" + "漢" * 20]
+
+
+def test_places_of_keys_that_were_revoked_are_given_again_and_not_with_them(pool_path: Path) -> None:
+    options = {"path": str(pool_path), "create": True, "size_bytes": 64 << 20}
+    config = TransferConfig(drivers=("cxl",), driver_options={"cxl": options}, allocate_from="cxl")
+    with TransferEngine(config) as owner, TransferEngine(config) as user:
+        region, local = owner.allocate(4096), user.allocate(4096)
+        first = region.grant()
+        remote = user.import_region(first)
+        user.read(local, remote, [[0, 0, 4096]]).wait(20.0)
+        region.revoke(first, 20.0)
+        for _ in range(2 * KEYS_OF_ONE_PROCESS):
+            region.revoke(region.grant(), 20.0)
+        in_force = region.grant()
+        user.read(local, user.import_region(in_force), [[0, 0, 4096]]).wait(20.0)
+        for one in (remote, user.import_region(first)):
+            with pytest.raises(RegionRefused):
+                user.read(local, one, [[0, 0, 4096]]).wait(20.0)
+        user.read(local, user.import_region(region.descriptor()), [[0, 0, 4096]]).wait(20.0)
