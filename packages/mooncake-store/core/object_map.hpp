@@ -86,7 +86,7 @@ class ObjectMap {
   Evacuation lying_in(uint64_t segment, uint32_t from, uint32_t most_slots, uint64_t most_bytes);
   // Lets what lies there leave if a replica of it stays elsewhere; whether that is so.
   bool relinquish(const Ref& ref, uint64_t segment);
-  // Whether one of these leased slots has bytes there.
+  // Whether one of these slots, leased or reserved, has bytes there.
   bool lies_in(std::span<const uint32_t> slots, uint64_t segment) const;
 
   // Each says of every key whether it is there.

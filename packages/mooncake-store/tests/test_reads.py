@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from mooncake_store import errors, protocol
+from mooncake_store.batch import Batch
 from mooncake_store.local_memory import Registered
-from mooncake_store.mover import Layout, Mover
+from mooncake_store.mover import Layout, Moved, Mover
+from mooncake_store.reader import Reading
+from mooncake_store.telemetry import ClientCounters
 
 KIB, MIB = 1 << 10, 1 << 20
 START = np.zeros(1, dtype=np.uint64)
@@ -319,3 +322,56 @@ def test_what_was_mapped_after_its_segment_was_forgotten_is_forgotten_too():
     assert bytes(mover.mapped(1, 2, b"d")) == b"bytes"
     mover.keep_only(set(), time.monotonic())
     assert mover._maps == {}
+
+
+class KnowsKeys:
+    """A master that has put the values of one batch in segments 1 and 2; the key of 2 has changed since."""
+
+    def __init__(self):
+        self.counters = ClientCounters()
+        replicas = [np.array([0, 0, segment, 0, 8], dtype="<u8").tobytes() for segment in (1, 2)]
+        self.located = protocol.Located(
+            lease=1,
+            found=b"\1",
+            sizes=np.array([8], dtype="<u8").tobytes(),
+            placement=protocol.Placement(rows=replicas[0], segments={1: b"one", 2: b"old"}),
+            others=replicas[1:],
+        )
+
+    def ask(self, request, answer):
+        return self.located
+
+    def let_go(self, lease, epoch, asked_s, *, soon):
+        return True
+
+    def reach(self, segments, epoch):
+        newer = segments[2] == b"old"
+        segments[2] = b"new"
+        return newer
+
+
+class RefusesOldKeys:
+    """Segment 1 cannot be read, and segment 2 only with its new key."""
+
+    tiers = None
+
+    def __init__(self):
+        self.tried = []
+
+    def read(self, memory, layout, deadline_s, silent):
+        (segment,) = {segment for segment, _ in layout.by_segment()}
+        descriptor = layout.placement.segments[segment]
+        self.tried.append(descriptor)
+        moved = Moved()
+        if descriptor != b"new":
+            moved.note(segment, [0], "refused or broken")
+            moved.refused = descriptor == b"old"
+        return moved
+
+
+def test_a_new_key_is_asked_for_also_where_only_the_second_replica_refused_the_old_one():
+    mover = RefusesOldKeys()
+    with Reading(KnowsKeys(), mover, Batch("", [b"k"]), 5.0) as reading:
+        reading.fetch(None, START)
+    assert mover.tried == [b"one", b"old", b"one", b"new"]
+    assert reading.good.tolist() == [True]

@@ -84,6 +84,7 @@ GIVEN: dict[str, dict[str, Any]] = {  # what a call needs beside the argument th
     "Peer.notify": {"method": "m"},
     "Peer.region": {"name": "kv", "key": bytes(16)},
     "Region.revoke": {"descriptor": "granted"},
+    "Region.ways": {"descriptor": "granted"},
     "SharedSegment.part": {"rank": 0, "world_size": 1},
     "TlsConfig": PEM,
     "Transfer": {"engine": "engine", "write": True, "local": "local", "remote": "remote", "blocks": ROWS},

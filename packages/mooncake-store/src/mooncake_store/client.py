@@ -558,7 +558,7 @@ class Store(Keeping, Copying, Observing):
         if self._copier is not None:
             self._copier.close(copies_wait_s, hurry)
         if self._fencer is not None:
-            self._fencer.close()
+            self._fencer.close(CLOSE_TIMEOUT_S)
         if self._tiers is not None:
             self._tiers.close()
         if self._membership is not None:

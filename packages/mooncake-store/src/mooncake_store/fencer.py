@@ -9,7 +9,7 @@ from mooncake_store import protocol
 from mooncake_store._errors import StoreError
 from mooncake_store.membership import Membership
 from mooncake_store.own_segment import OwnSegment
-from mooncake_transfer.errors import TransferError
+from mooncake_transfer.errors import DriverUnavailable, TransferError
 
 __all__ = ["Fencer"]
 
@@ -33,6 +33,7 @@ class Fencer:
         self._changed = threading.Condition()
         self._woken = self._closed = False
         self._thread: threading.Thread | None = None
+        self._said = ""
 
     def wake(self) -> None:
         """The master wants a fence. Never blocks."""
@@ -45,13 +46,13 @@ class Fencer:
                 self._thread = threading.Thread(target=self._run, name="mooncake-store-fencer", daemon=True)
                 self._thread.start()
 
-    def close(self) -> None:
-        """End the thread."""
+    def close(self, timeout_s: float) -> None:
+        """End the thread, which may wait for an answer or a copy: for no longer than this."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while True:
@@ -61,8 +62,13 @@ class Fencer:
                 return
             try:
                 self._turn()
+                self._said = ""
+            except DriverUnavailable as error:
+                self._say("room of a late writer stays out of use for now", error)
             except (StoreError, TransferError, TimeoutError) as error:
                 log.info("room of a late writer stays out of use for now: %s", error)
+            except Exception:
+                log.exception("room of a late writer stays out of use for now")
             with self._changed:
                 self._woken = False  # what was asked meanwhile is done; the next heartbeat says what is not
                 self._changed.wait_for(lambda: self._closed, PAUSE_S)
@@ -82,6 +88,13 @@ class Fencer:
                     self._membership.conclude(protocol.Fenced(descriptor=descriptor), epoch, protocol.Done)
                 return
             except (TransferError, TimeoutError) as error:
-                log.info("somebody who is late still has the segment: %s", error)
+                self._say(
+                    "somebody who is late still has the segment, and all its late room is out of use", error
+                )
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, PAUSE_S)
+
+    def _say(self, what: str, error: Exception) -> None:
+        """A warning, but only once until all goes well again."""
+        log.log(logging.INFO if self._said == what else logging.WARNING, "%s: %s", what, error)
+        self._said = what

@@ -7,14 +7,14 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import numpy.typing as npt
 
 from mooncake_store._errors import StoreClosed
 from mooncake_transfer import Region, TransferEngine
-from mooncake_transfer.errors import DriverUnavailable
+from mooncake_transfer.errors import DriverUnavailable, TransferError
 
 __all__ = ["Bytes", "OwnSegment"]
 
@@ -22,12 +22,14 @@ log = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 NOWHERE = (0, 0)
+UNUSED_TIMEOUT_S = 1.0  # for a key that nobody has got
 
 
 class OwnSegment:
-    """A region of the engine, with a fresh access key each time the client joins a master anew.
+    """A region of the engine, with an access key that is exchanged for another one.
 
-    Nobody who knew the old one can write any more to memory that the master hands out again. Thread-safe.
+    When the client joins a master anew, and when the master wants late writers shut out: nobody who knew the
+    old key can then write any more to memory that the master hands out again. Thread-safe.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class OwnSegment:
         self._revoking = threading.Lock()
 
     def descriptor(self) -> bytes:
-        """What others need to reach the memory; valid until the next :meth:`rekey` or :meth:`renew`."""
+        """What others need to reach the memory; valid until the next :meth:`rekey` or :meth:`renew`, or
+        until :meth:`retire` after a :meth:`regrant`.
+        """
         region = self._region
         if region is None:
             raise StoreClosed("the store was closed while its segment was being exchanged")
@@ -92,7 +96,8 @@ class OwnSegment:
         """Make a new access key, beside the one in force: the descriptors with that one, and with the new.
 
         Until :meth:`retire` has been done, the same two. Empty when nothing is granted: the driver cannot
-        take keys back, or the memory is just being taken from everybody.
+        take keys back, or the memory is just being taken from everybody. Raises DriverUnavailable when a
+        driver that takes the old key would not take the new one.
         """
         with self._revoking:
             region, granted = self._region, self._granted
@@ -101,9 +106,19 @@ class OwnSegment:
             if self._older:
                 return self._older[-1], granted
             new = region.grant("rw")
+            missing = region.ways(granted) - region.ways(new)
             with self._changed:
-                self._older, self._granted = [granted], new
-            return granted, new
+                # An exchange of the memory waits for nobody here.
+                current = self._region is region and self._granted == granted
+                if current and not missing:
+                    self._older, self._granted = [granted], new
+                    return granted, new
+            with suppress(TransferError, TimeoutError):
+                region.revoke(new, UNUSED_TIMEOUT_S)
+        if not current:
+            return b"", b""
+        names = ", ".join(f"{driver} {device}".rstrip() for driver, device in sorted(missing))
+        raise DriverUnavailable(f"no new access key for the segment now from: {names}")
 
     def retire(self, descriptor: bytes, timeout_s: float) -> bool:
         """Take back all keys but the one of ``descriptor``, which :meth:`regrant` has made, and wait for who

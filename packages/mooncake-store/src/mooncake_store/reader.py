@@ -150,17 +150,34 @@ class Reading:
         nearest, others = self._located.placement, self._located.others
         budget = TimeBudget(self._transfer_timeout_s)
         failed = self._try(memory, layout(nearest, None), budget, 1 + len(others))
+        every = [nearest.rows, *others]
         if failed and self._refused and self._reach():
-            others = [nearest.rows, *others]
-        for number, placed in enumerate(others):
+            others = every
+        failed = self._try_each(memory, layout, others, failed, budget)
+        if failed and self._refused and self._reach():  # by one of the others
+            failed = self._try_each(memory, layout, every, failed, budget)
+        self._failed |= failed
+
+    def _try_each(
+        self,
+        memory: LocalMemory,
+        layout: Callable[[Placement, set[int] | None], Layout],
+        replicas: list[bytes],
+        failed: set[int],
+        budget: TimeBudget,
+    ) -> set[int]:
+        """Which of the values that ``failed`` did not move from any of these replicas either."""
+        for number, placed in enumerate(replicas):
             if not failed:
                 break
             rows = np.frombuffer(placed, dtype="<u8").reshape(-1, 5)
             rows = rows[np.isin(rows[:, POSITION], list(failed))]
-            placement = Placement(rows=rows.tobytes(), segments=nearest.segments)
+            segments = self._located.placement.segments
+            placement = Placement(rows=rows.tobytes(), segments=segments)
             here = set(rows[:, POSITION].tolist())
-            failed = failed - here | self._try(memory, layout(placement, here), budget, len(others) - number)
-        self._failed |= failed
+            tries = len(replicas) - number
+            failed = failed - here | self._try(memory, layout(placement, here), budget, tries)
+        return failed
 
     def _try(self, memory: LocalMemory, layout: Layout, budget: TimeBudget, tries: int) -> set[int]:
         """Which values did not move."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mooncake_transfer._core import Region as CoreRegion
 from mooncake_transfer._core import RemoteRegion as CoreRemoteRegion
+from mooncake_transfer._descriptors import decode_descriptor
 from mooncake_transfer._errors import ConfigError, RegionClosed
 from mooncake_transfer._mapping import map_peer
 from mooncake_transfer._wire import Descriptor
@@ -91,6 +92,15 @@ class Region:
         such descriptor of this region; the region's own key ends with ``close()``.
         """
         self._engine._revoke(self, descriptor, timeout_s)
+
+    def ways(self, descriptor: bytes) -> frozenset[tuple[str, str]]:
+        """Driver and device of all that reach this region for who holds this descriptor of it.
+
+        With a key of its own they may be fewer than with the region's: ``grant()`` leaves out drivers that
+        cannot make one, or not now. Raises ConfigError for what is no descriptor of a region.
+        """
+        found = decode_descriptor(descriptor)
+        return frozenset((driver, device) for driver, device, _ in found.keys)
 
     def close(self, timeout_s: float | None = None, *, in_use: Literal["wait", "refuse"] = "wait") -> None:
         """Give the memory back when nobody touches it any more. Safe to call twice.

@@ -1,7 +1,7 @@
 """Replicas beside those that puts make: for lost ones, for hot keys, and because a segment is to be empty.
 
 The master plans and books, owners move: see ``protocol.copies``. A copy's room is reserved as that of a put
-is, and stays out of use until the deadline when its mover dies or fails.
+is. When its mover dies or fails, it stays out of use as that of a late writer does, see ``Fences``.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Copies(Group):
             self._start_drain(member)
 
     def on_drop(self, member: Member, *, left: bool) -> None:
-        """What it was copying may still be written until the deadline."""
+        """What it was copying may still be written: given up at the deadline, see ``Fences``."""
         self._pause_until_s = 0.0
         for grant in self._grants.take_all(member.client):
             self._exposed.append((grant.deadline_s, grant.slots))

@@ -45,7 +45,7 @@ class Objects(Group):
         }
 
     def on_drop(self, member: Member, *, left: bool) -> None:
-        """See Group. What it reserved stays exposed to its writes until the deadline."""
+        """See Group. What it reserved stays exposed to its writes, and is given up at the deadline."""
         for lease in self._leases.take_all(member.client) if left else ():
             self._map.release(lease.slots)
         for reservation in self._reservations.take_all(member.client):
