@@ -67,7 +67,7 @@ class Fencer:
                 self._say("room of a late writer stays out of use for now", error)
             except (StoreError, TransferError, TimeoutError) as error:
                 log.info("room of a late writer stays out of use for now: %s", error)
-            except Exception:
+            except Exception:  # else no late writer would ever be shut out again
                 log.exception("room of a late writer stays out of use for now")
             with self._changed:
                 self._woken = False  # what was asked meanwhile is done; the next heartbeat says what is not
