@@ -171,7 +171,7 @@ def test_what_happens_between_two_looks_of_different_masters_is_not_made_up(stor
         (["get", "a", "b"], "need --output"),
         (["get", "zz", "--hex"], "is no hexadecimal key"),
         (["rest", "--log-level", "NOPE"], "log level 'NOPE' is unknown"),
-        (["node", "--log-level", "NOPE"], "log level 'NOPE' is unknown"),
+        (["node", "--lend", "1M", "--log-level", "NOPE"], "log level 'NOPE' is unknown"),
         (["rest", "--tls-cert", "x"], "needs both --tls-cert and --tls-key"),
         (["rest", "--token-file", "no such file"], "cannot be read"),
     ],
