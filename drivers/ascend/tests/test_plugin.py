@@ -14,6 +14,7 @@ from mooncake_driver_ascend import AscendOptions, plugin
 from mooncake_driver_ascend.options import endpoints, render
 from mooncake_driver_ascend.shim_build import ShimError, build_shim, main
 from mooncake_transfer import TransferConfig, TransferEngine
+from mooncake_transfer.config import load_config
 from mooncake_transfer.errors import ConfigError
 from mooncake_transfer.hooks import Available, Unavailable
 
@@ -82,11 +83,19 @@ def test_each_npu_gets_an_endpoint() -> None:
     assert set(render({})) == {*AscendOptions.__struct_fields__, "device"} - {"devices"}
 
 
+@pytest.mark.parametrize(("text", "devices"), [("1", ["npu:1"]), ("0,1", ["npu:0", "npu:1"])])
+def test_the_environment_names_one_npu_or_several(text: str, devices: list[str]) -> None:
+    loaded = load_config(environment={"MOONCAKE_TRANSFER_DRIVER_OPTIONS__ASCEND__DEVICES": text})
+    specs = endpoints(loaded.config.driver_options["ascend"])
+    assert [spec.device for spec in specs] == devices
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"devices": ""}, "name one or more NPUs"),
         ({"devices": "0,-1"}, "devices is '0,-1'; name one or more NPUs"),
+        ({"devices": -1}, "devices is '-1'; name one or more NPUs"),
         ({"devices": "1,01"}, "names an NPU twice"),
         ({"buffer_pool": "much"}, "must be like '4:8'"),
         ({"rdma_traffic_class": 33}, "a multiple of 4"),

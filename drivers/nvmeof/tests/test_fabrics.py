@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import queue
+import shutil
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,9 +53,19 @@ def node(folder: Path, name: str) -> None:
 
 def controller(folder: Path, name: str, nqn: str, state: str) -> None:
     place = folder / "controllers" / name
-    place.mkdir(parents=True)
+    place.mkdir(parents=True, exist_ok=True)
     (place / "subsysnqn").write_text(f"{nqn}\n")
+    (place / "address").write_text("traddr=192.0.2.1,trsvcid=4420\n")
     (place / "state").write_text(f"{state}\n")
+
+
+def connecting(folder: Path, name: str) -> None:
+    """Have ``nvme connect`` make a controller that is live, as the kernel does before it returns."""
+    controller(folder / "made", name, NQN, "live")
+    (folder / "answer").write_text(
+        f'[ "$1" != connect ] || {{ mkdir -p {folder}/controllers && cp -r {folder}/made/controllers/{name} '
+        f"{folder}/controllers; }}\n"
+    )
 
 
 class Clock:
@@ -59,13 +73,13 @@ class Clock:
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         self._meanwhile = meanwhile
-        self._now_s = 0.0
+        self.now_s = 0.0
 
     def monotonic(self) -> float:
-        return self._now_s
+        return self.now_s
 
     def sleep(self, seconds: float) -> None:
-        self._now_s += seconds
+        self.now_s += seconds
         self._meanwhile()
 
 
@@ -78,8 +92,8 @@ def test_a_discovery_log_becomes_subsystems(program: Path) -> None:
 
 def test_a_connected_subsystem_shows_its_block_devices_and_is_not_connected_twice(program: Path) -> None:
     disk(program, "nvme0n1", "nqn.other", 1)
+    connecting(program, "nvme1")
     assert fabrics.connect(NQN, "192.0.2.1", loss_timeout_s=30) == []
-    controller(program, "nvme1", NQN, "connecting")  # a lost one is not asked: it would not answer
     disk(program, "nvme1n2", NQN, 2)
     node(program, "nvme1n2")
     (found,) = fabrics.connect(NQN, "192.0.2.1")
@@ -88,6 +102,8 @@ def test_a_connected_subsystem_shows_its_block_devices_and_is_not_connected_twic
     fabrics.disconnect(NQN)
     assert (program / "called").read_text().splitlines() == [
         f"connect -t tcp -a 192.0.2.1 -s 4420 -n {NQN} --ctrl-loss-tmo=30",
+        f"list-ns {program}/nodes/nvme1",
+        f"list-ns {program}/nodes/nvme1",
         f"disconnect -n {NQN}",
     ]
 
@@ -106,6 +122,111 @@ def test_connect_waits_for_the_block_device_of_every_namespace(
     monkeypatch.setattr(fabrics, "time", Clock(lambda: node(program, "nvme1n2")))
     assert [each.nsid for each in fabrics.connect(NQN, "192.0.2.1")] == [1, 18]
     assert set((program / "called").read_text().splitlines()) == {f"list-ns {program}/nodes/nvme1"}
+
+
+def test_connect_waits_for_a_lost_connection_to_come_back(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller(program, "nvme1", NQN, "connecting")
+    monkeypatch.setattr(fabrics, "time", Clock(lambda: None))
+    said = r"no live connection after 30 s: nvme1 to traddr=192\.0\.2\.1,trsvcid=4420 is connecting"
+    with pytest.raises(PeerUnreachable, match=said):
+        fabrics.connect(NQN, "192.0.2.1")
+    assert not (program / "called").exists()  # a lost one is not asked: it would not answer
+    (program / "answer").write_text('[ "$1" != list-ns ] || echo "[   0]:0x1"\n')
+    disk(program, "nvme1n1", NQN, 1)
+    node(program, "nvme1n1")
+    monkeypatch.setattr(fabrics, "time", Clock(lambda: controller(program, "nvme1", NQN, "live")))
+    assert [each.nsid for each in fabrics.connect(NQN, "192.0.2.1")] == [1]
+    assert (program / "called").read_text() == f"list-ns {program}/nodes/nvme1\n"
+
+
+def test_a_connection_that_is_given_up_is_waited_for_and_made_anew(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connecting(program, "nvme2")
+    controller(program, "nvme1", NQN, "deleting")
+
+    def gone() -> None:
+        shutil.rmtree(program / "controllers/nvme1")
+
+    monkeypatch.setattr(fabrics, "time", Clock(gone))
+    assert fabrics.connect(NQN, "192.0.2.1") == []
+    called = [line.split()[0] for line in (program / "called").read_text().splitlines()]
+    assert called == ["connect", "list-ns"]
+    controller(program, "nvme2", NQN, "deleting (no IO)")
+    monkeypatch.setattr(fabrics, "time", Clock(lambda: None))
+    with pytest.raises(PeerUnreachable, match=r"after 30 s: nvme2 to .* is deleting \(no IO\); see that"):
+        fabrics.connect(NQN, "192.0.2.1")
+
+
+def test_one_path_that_answers_is_enough(program: Path) -> None:
+    (program / "answer").write_text(
+        'case "$2" in */nvme1) echo "passthru: Input/output error" >&2; exit 5;; esac; echo "[   0]:0x1"\n'
+    )
+    controller(program, "nvme1", NQN, "live")  # its target has gone: the kernel has not noticed yet
+    controller(program, "nvme2", NQN, "live")
+    disk(program, "nvme1n1", NQN, 1)
+    node(program, "nvme1n1")
+    assert [each.nsid for each in fabrics.connect(NQN, "192.0.2.1")] == [1]
+    (program / "answer").write_text("echo $2: Input/output error >&2; exit 5\n")
+    said = f"no path to {NQN} answers: .*nvme1: Input/output error; .*nvme2: Input/output error"
+    with pytest.raises(PeerUnreachable, match=said):
+        fabrics.connect(NQN, "192.0.2.1")
+
+
+def test_a_path_that_comes_back_is_waited_for_when_the_other_fails(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (program / "answer").write_text('case "$2" in */nvme1) exit 5;; esac; echo "[   0]:0x1"\n')
+    controller(program, "nvme1", NQN, "live")
+    controller(program, "nvme2", NQN, "connecting")
+    disk(program, "nvme1n1", NQN, 1)
+    node(program, "nvme1n1")
+    rests = iter(("connecting", "connecting", "live"))
+    monkeypatch.setattr(fabrics, "time", Clock(lambda: controller(program, "nvme2", NQN, next(rests))))
+    assert [each.nsid for each in fabrics.connect(NQN, "192.0.2.1")] == [1]
+    asked = [f"list-ns {program}/nodes/{name}" for name in ("nvme1", "nvme2")]
+    assert (program / "called").read_text().splitlines() == asked, "one that failed is not asked again"
+
+
+def test_a_path_that_does_not_answer_leaves_time_for_the_others(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(lambda: None)
+    limits_s = []
+
+    def nvme(arguments: list[str], timeout_s: float) -> str:
+        limits_s.append(timeout_s)
+        if arguments[1].endswith("/nvme3"):
+            return "[   0]:0x1\n"
+        clock.now_s += timeout_s
+        raise PeerUnreachable("it did not end")
+
+    monkeypatch.setattr(fabrics, "time", clock)
+    monkeypatch.setattr(fabrics, "_nvme", nvme)
+    for name in ("nvme1", "nvme2", "nvme3"):
+        controller(program, name, NQN, "live")
+    disk(program, "nvme1n1", NQN, 1)
+    node(program, "nvme1n1")
+    assert [each.nsid for each in fabrics.connect(NQN, "192.0.2.1")] == [1]
+    assert limits_s == [10, 10, 10]
+
+
+def test_a_program_that_no_signal_ends_is_not_waited_for(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: queue.Queue[subprocess.Popen[str]] = queue.Queue()
+    (program / "answer").write_text("exec sleep 60\n")
+    with monkeypatch.context() as patch:
+        # As in a request that the target leaves open.
+        patch.setattr(subprocess.Popen, "kill", lambda process: killed.put(process))
+        with pytest.raises(PeerUnreachable, match=r"did not end within 0\.2 s"):
+            fabrics.disconnect(NQN, timeout_s=0.2)
+        process = killed.get(timeout=30)
+    assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
 
 
 def test_what_goes_wrong_is_told(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +255,7 @@ def test_the_commands_say_what_they_found_and_fail_in_words(program: Path) -> No
         assert done.exit_code == 0
     done = runner.invoke(app, ["nvmeof", "identify", "nvme-tcp://"])
     assert done.exit_code == 2
+    connecting(program, "nvme1")
     disk(program, "nvme1n2", NQN, 2)
     node(program, "nvme1n2")
     done = runner.invoke(app, ["nvmeof", "connect", NQN, "192.0.2.1"])

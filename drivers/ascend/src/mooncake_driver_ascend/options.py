@@ -33,8 +33,8 @@ class AscendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         library: path of the ACL runtime; empty: ``libascendcl.so``, as the loader finds it.
         shim: path of what ``mooncake-ascend build-shim`` made; empty: where that puts it.
-        devices: NPUs (as this process numbers them) whose memory is taken, with commas between; each gets an
-            endpoint of its own.
+        devices: NPUs (as this process numbers them) whose memory is taken, with commas between; a single one
+            may be a number, as the environment gives it. Each gets an endpoint of its own.
         host: numeric address of this machine that peers reach; HIXL advises against the loopback.
         buffer_pool: HIXL's BufferPool, buffers and MiB of each. Main memory needs it, and every engine the
             same; ``0:0`` switches it off.
@@ -50,7 +50,7 @@ class AscendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     library: str = ""
     shim: str = ""
-    devices: str = "0"
+    devices: str | int = "0"
     host: str = "127.0.0.1"
     buffer_pool: str = "4:8"
     rdma_traffic_class: int = 132
@@ -63,7 +63,7 @@ class AscendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         check_limits("ascend", self, LIMITS)
-        _listed(self.devices)
+        _listed(str(self.devices))
         if not POOL.fullmatch(self.buffer_pool):
             raise ConfigError(
                 f"ascend option buffer_pool is {self.buffer_pool!r}; it must be like '4:8' (buffers, MiB)"
@@ -84,7 +84,7 @@ def endpoints(options: Mapping[str, object]) -> list[EndpointSpec]:
     given = checked("ascend", AscendOptions, options)
     text = as_text(given, without={"devices"})
     text["shim"] = given.shim or str(default_shim())
-    return [EndpointSpec(f"npu:{npu}", {**text, "device": str(npu)}) for npu in _listed(given.devices)]
+    return [EndpointSpec(f"npu:{npu}", {**text, "device": str(npu)}) for npu in _listed(str(given.devices))]
 
 
 def _listed(devices: str) -> list[int]:

@@ -9,8 +9,9 @@ import json
 import re
 import shutil
 import subprocess
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ CONTROLLERS = Path("/sys/class/nvme")
 NODES = Path("/dev")
 NAMESPACE = re.compile(r"^\[\s*\d+\]:(\w+)", re.MULTILINE)  # a line of `nvme list-ns`: [   0]:0x1
 REST_S = 0.05
+LEAVING = {"deleting", "deleting (no IO)", "dead"}  # the kernel's names for what goes on its own
 TRANSPORTS = ("tcp", "rdma", "loop", "fc")
 
 
@@ -97,15 +99,19 @@ def connect(
 ) -> list[BlockNamespace]:
     """Have the kernel connect to a subsystem, and return its namespaces; connecting twice is no error.
 
-    The kernel makes their block devices after the connection: they are waited for, each that the controller
-    has, within ``timeout_s`` as all the rest. ``loss_timeout_s``: how long the kernel holds I/O back when the
-    target is lost, before it fails. Raises as ``discover`` does.
+    A connection that was lost or is being given up is waited for until it is back or gone. The kernel makes
+    block devices after the connection: they are waited for, each that the controllers have. Both within
+    ``timeout_s``, as all the rest. Of several paths one that answers is enough. ``loss_timeout_s``: how long
+    the kernel holds I/O back when the target is lost, before it fails. Raises as ``discover`` does.
     """
     deadline = time.monotonic() + timeout_s
-    if not _controllers(nqn):
+    while (states := _states(nqn)) and LEAVING.issuperset(states.values()) and time.monotonic() < deadline:
+        time.sleep(REST_S)
+    if not states:
         loss = [] if transport == "loop" else [f"--ctrl-loss-tmo={loss_timeout_s}"]
-        _nvme(["connect", *_place(address, port, transport), "-n", nqn, *loss], timeout_s)
-    wanted = _active(nqn, deadline)
+        arguments = ["connect", *_place(address, port, transport), "-n", nqn, *loss]
+        _nvme(arguments, max(deadline - time.monotonic(), REST_S))
+    wanted = _active(nqn, deadline, timeout_s)
     while missing := wanted - {each.nsid for each in _of(nqn)}:
         if time.monotonic() > deadline:
             numbers = ", ".join(map(str, sorted(missing)))
@@ -147,19 +153,54 @@ def _of(nqn: str) -> list[BlockNamespace]:
     return [each for each in block_namespaces() if each.subsystem == nqn and each.device.exists()]
 
 
-def _controllers(nqn: str) -> list[Path]:
+def _states(nqn: str) -> dict[Path, str]:
+    """The controllers of a subsystem, which are the paths to it, and the state of each."""
     found = sorted(CONTROLLERS.glob("nvme*") if CONTROLLERS.is_dir() else ())
-    return [place for place in found if _line(place / "subsysnqn") == nqn]
+    return {place: _line(place / "state") for place in found if _line(place / "subsysnqn") == nqn}
 
 
-def _active(nqn: str, deadline: float) -> set[int]:
-    """Numbers of the namespaces that a subsystem has, as its controllers say that can be asked now."""
-    text = ""
-    for place in _controllers(nqn):
-        if _line(place / "state") == "live":
-            left_s = max(deadline - time.monotonic(), REST_S)
-            text += _nvme(["list-ns", str(NODES / place.name)], left_s)
-    return {int(number, 0) for number in NAMESPACE.findall(text)}
+def _active(nqn: str, deadline: float, timeout_s: float) -> set[int]:
+    """Numbers of the namespaces that a subsystem has, as its live controllers say; waits for the first.
+
+    The kernel still calls one live whose target has just gone: each is asked once, and what it fails with
+    counts only when there is no other. Raises PeerUnreachable.
+    """
+    failed: dict[Path, str] = {}
+    while True:
+        states = _states(nqn)
+        found = _asked(states, failed, deadline)
+        if found is not None:
+            return found
+        if states and failed.keys() >= states.keys():
+            raise PeerUnreachable(f"no path to {nqn} answers: {'; '.join(failed.values())}")
+        if time.monotonic() > deadline:
+            raise PeerUnreachable(_not_live(nqn, states, failed, timeout_s))
+        time.sleep(REST_S)
+
+
+def _asked(states: Mapping[Path, str], failed: dict[Path, str], deadline: float) -> set[int] | None:
+    """Ask each live controller for its namespaces, but those that ``failed``; None when none has answered."""
+    texts = []
+    waiting = len(states.keys() - failed.keys())
+    for place in (each for each, state in states.items() if state == "live" and each not in failed):
+        left_s = max(deadline - time.monotonic(), REST_S)
+        try:
+            texts.append(_nvme(["list-ns", str(NODES / place.name)], left_s / waiting))
+        except PeerUnreachable as error:
+            failed[place] = str(error)
+        waiting -= 1
+    return {int(number, 0) for text in texts for number in NAMESPACE.findall(text)} if texts else None
+
+
+def _not_live(nqn: str, states: Mapping[Path, str], failed: Mapping[Path, str], timeout_s: float) -> str:
+    paths = [
+        failed.get(place) or f"{place.name} to {_line(place / 'address') or 'this host'} is {state}"
+        for place, state in states.items()
+    ]
+    return (
+        f"{nqn} has no live connection after {timeout_s:g} s: {'; '.join(paths) or 'the kernel shows none'}; "
+        "see that its target runs and can be reached, or disconnect it, and connect anew"
+    )
 
 
 def _line(file: Path) -> str:
@@ -180,11 +221,21 @@ def _nvme(arguments: Sequence[str], timeout_s: float) -> str:
     if program is None:
         raise DriverUnavailable("the program nvme is not installed (Debian: apt-get install nvme-cli)")
     command = [program, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        output, complaint = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         raise PeerUnreachable(f"`{' '.join(command)}` did not end within {timeout_s:g} s") from None
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().replace("\n", "; ")
-        raise PeerUnreachable(f"`{' '.join(command)}` failed ({done.returncode}): {said}")
-    return done.stdout
+    finally:
+        if process.returncode is None:
+            # Not waited for here: in a request that the target leaves open no signal reaches it.
+            threading.Thread(target=_end, args=(process,), name="mooncake-nvme-end", daemon=True).start()
+    if process.returncode != 0:
+        said = (complaint or output).strip().replace("\n", "; ")
+        raise PeerUnreachable(f"`{' '.join(command)}` failed ({process.returncode}): {said}")
+    return output
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with process:
+        process.kill()
