@@ -18,8 +18,9 @@ NIXL = library.find()
 
 # Two engines of one process, which then ends as any program does.
 PROGRAM = """
+import sys
 from mooncake_transfer import TransferConfig, TransferEngine
-config = TransferConfig(drivers=("nixl",))
+config = TransferConfig(host=sys.argv[1], drivers=("nixl",))
 with TransferEngine(config) as one, TransferEngine(config) as other:
     source, place = one.allocate(1 << 20), other.allocate(1 << 20)
     other.read(place, other.import_region(source.descriptor()), [[0, 0, 1 << 20]]).wait(30)
@@ -91,8 +92,10 @@ def test_an_address_that_no_peer_can_connect_to_is_refused() -> None:
 
 
 @pytest.mark.skipif(not NIXL, reason="NIXL is not installed")
-def test_a_program_that_used_the_driver_ends_cleanly_and_says_nothing() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=60, check=False)
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_program_that_used_the_driver_ends_cleanly_and_says_nothing(host: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, host]
+    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (0, b""), ended.stderr.decode()
 
 

@@ -58,11 +58,11 @@ class Agent:
 class Owner:
     """A target on this thread, and peers of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.selector = selectors.DefaultSelector()
         self.agent = Agent()
         self.refused = 0
-        options = NixlOptions(answer_timeout_s=0.2)
+        options = NixlOptions(host=host, answer_timeout_s=0.2)
         self.target = Target(options, self.selector, self.agent, self.count)
         self.address = msgspec.msgpack.decode(self.target.address, type=PeerAddress)
 
@@ -106,9 +106,9 @@ class Peer:
         return answer
 
 
-@pytest.fixture
-def owner() -> Iterator[Owner]:
-    made = Owner()
+@pytest.fixture(params=["127.0.0.1"])
+def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
+    made = Owner(request.param)
     yield made
     made.target.close()
     made.selector.close()
@@ -127,6 +127,7 @@ def peer(owner: Owner) -> Iterator[Peer]:
     made.line.close()
 
 
+@pytest.mark.parametrize("owner", ["127.0.0.1", "::1"], indirect=True)
 def test_who_has_the_key_is_told_how_to_reach_the_region(peer: Peer, region: Region) -> None:
     answer = peer.ask(KEY)
     assert (answer.reason, answer.access, answer.address, answer.length) == ("", 3, 0x1000, 4096)

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mooncake_transfer.listening import listen
 from mooncake_transformers.cluster import (
     Cluster,
     ClusterSpec,
@@ -133,9 +134,25 @@ def test_a_taken_port_is_refused_before_anything_starts() -> None:
     steps: list[Progress] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(PortTaken, match=f"port {port}.*--port"):
+        with pytest.raises(PortTaken, match=f"127.0.0.1:{port}: .*--port"):
             Cluster(ClusterSpec(port=port), on_progress=steps.append).start()
     assert steps == []
+
+
+def test_an_ipv6_port_is_looked_at_where_the_gateway_would_listen() -> None:
+    with listen("::1", 0) as taken:
+        port = taken.getsockname()[1]
+        preflight.check_port_is_free("127.0.0.1", port)
+        with pytest.raises(PortTaken, match=rf"cannot listen on \[::1\]:{port}: .*--port"):
+            preflight.check_port_is_free("::1", port)
+    preflight.check_port_is_free("::1", port)
+
+
+def test_the_interface_of_a_link_local_address_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[object] = []
+    monkeypatch.setattr(socket.socket, "bind", lambda _, where: bound.append(where))
+    preflight.check_port_is_free("fe80::1%lo", 7000)
+    assert bound == [("fe80::1", 7000, 0, socket.if_nametoindex("lo"))]
 
 
 def test_logs_that_nobody_asked_for_have_no_file_that_could_be_left_behind(

@@ -16,6 +16,7 @@ import torch
 
 from mooncake_store import Store
 from mooncake_transfer import TransferEngine
+from mooncake_transfer.listening import listen
 from mooncake_transformers._errors import PortTaken
 from mooncake_transformers.config import WorkerConfig
 from mooncake_transformers.model import CausalModel
@@ -287,6 +288,19 @@ def test_a_taken_port_is_an_error_before_the_model_is_loaded(tmp_path: Path) -> 
         port = listener.getsockname()[1]
         with pytest.raises(PortTaken, match=f"127.0.0.1:{port}.*--port"):
             Worker(config(tmp_path / "no-model", port=port))
+    with listen("::1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTaken, match=rf"cannot serve at \[::1\]:{port}: .*--port"):
+            Worker(config(tmp_path / "no-model", host="::1", port=port))
+
+
+def test_it_serves_and_publishes_at_ipv6_addresses(tiny_folder: Path) -> None:
+    with running_worker(config(tiny_folder, host="::1")) as made:
+        about = TestClient(made.url).get("/worker").body
+        told = [made.url, *(str(about[name]) for name in ("transfer", "kv_events", "kv_events_replay"))]
+        assert [address.removeprefix("http://").removeprefix("tcp://")[:6] for address in told] == [
+            "[::1]:"
+        ] * 4
 
 
 def test_answers_under_way_end_with_an_error_event_when_the_worker_stops(tiny_folder: Path) -> None:

@@ -135,6 +135,15 @@ def test_an_address_of_another_machine_is_refused() -> None:
         listen("192.0.2.1", 0)
 
 
+def test_it_serves_at_ipv6_addresses_and_writes_them_in_brackets() -> None:
+    with RunningConductor(ConductorConfig(host="::1")) as running:
+        assert running.url.startswith("http://[::1]:")
+        assert status_of(f"{running.url}/health") == 503
+        port = port_of(running.url)
+        with pytest.raises(ListenFailed, match=rf"cannot listen on \[::1\]:{port}: Address already in use"):
+            listen("::1", port)
+
+
 def test_a_server_that_cannot_start_gives_its_port_back() -> None:
     running = RunningConductor(ConductorConfig(policy="fastest"))
     with pytest.raises(ConfigError), running:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator
 
@@ -247,3 +248,32 @@ def test_a_malformed_message_loses_the_view_and_the_stream_goes_on(frames) -> No
 )
 def test_an_address_on_every_interface_is_at_the_host_of_the_worker(endpoint, expected) -> None:
     assert reachable_endpoint(endpoint, "http://h:8100") == expected
+
+
+def test_a_worker_at_an_ipv6_address_keeps_its_brackets() -> None:
+    assert reachable_endpoint("tcp://[::]:5557", "http://[::1]:8100") == "tcp://[::1]:5557"
+
+
+def test_a_live_stream_at_an_ipv6_address_is_followed() -> None:
+    async def scenario() -> None:
+        with KVEventPublisher("tcp://[::1]:0") as publisher:
+            names = itertools.count()
+
+            def comes() -> bool:
+                publisher.publish(removed(next(names)))  # until the subscription has reached the publisher
+                return bool(sink.names)
+
+            async with following(publisher.endpoint, None) as sink:
+                await until(comes, "a batch came")
+
+    asyncio.run(scenario())
+
+
+def test_a_replay_at_an_ipv6_address_is_asked() -> None:
+    async def scenario() -> None:
+        with KVEventPublisher(replay_endpoint="tcp://[::1]:0") as publisher:
+            publisher.publish(removed(7))
+            async with live_socket() as silent, following(silent.endpoint, publisher.replay_endpoint) as sink:
+                await until(lambda: sink.names == [7], "the batch of before came")
+
+    asyncio.run(scenario())

@@ -16,6 +16,7 @@ from mooncake_store.http.app import build_app
 from mooncake_store.http.openapi import document
 from mooncake_store.http.problems import STATUS
 from mooncake_store.http.server import HttpServer, HttpTls
+from mooncake_transfer.listening import listen
 
 MIB = 1 << 20
 PAGES = {"/", "/docs", "/openapi.json"}
@@ -151,5 +152,9 @@ def test_https_shows_its_certificate_and_asks_for_one(serve, tmp_path):
 def test_an_address_or_certificate_that_does_not_do_is_refused(store, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="in use"):
         HttpServer(store, port=taken.getsockname()[1])
+    with listen("::1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"cannot serve HTTP on \[::1\]:{port}: .* in use"):
+            HttpServer(store, "::1", port)
     with pytest.raises(ConfigError, match="cannot be used"):
         HttpServer(store, tls=HttpTls(certificate_file=str(tmp_path / "no"), key_file=str(tmp_path / "no")))

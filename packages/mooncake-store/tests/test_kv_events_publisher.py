@@ -144,3 +144,9 @@ def test_what_was_published_just_before_the_close_still_goes_out(connect) -> Non
 def test_a_taken_address_is_refused() -> None:
     with KVEventPublisher() as publisher, pytest.raises(ConfigError, match="cannot be published at tcp"):
         KVEventPublisher(publisher.endpoint)
+
+
+def test_both_sockets_bind_ipv6_addresses() -> None:
+    with KVEventPublisher("tcp://[::1]:0", "tcp://[::1]:*") as publisher:
+        assert publisher.endpoint.startswith("tcp://[::1]:")
+        assert publisher.replay_endpoint.startswith("tcp://[::1]:")

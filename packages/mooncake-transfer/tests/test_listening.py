@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from mooncake_transfer.listening import bindable, listen
+from mooncake_transfer.listening import bindable, join_address, listen
 
 LOOPBACK = socket.if_nametoindex("lo")
 
@@ -48,3 +48,9 @@ def test_what_cannot_be_a_name_is_an_error_of_the_system(host: str) -> None:
 def test_a_port_that_is_taken_is_an_error_of_the_system() -> None:
     with listen("127.0.0.1", 0) as taken, pytest.raises(OSError, match="in use"):
         listen("127.0.0.1", taken.getsockname()[1])
+
+
+def test_an_ipv6_address_is_told_from_its_port_by_brackets() -> None:
+    assert join_address("::1", 7000) == "[::1]:7000"
+    assert join_address("fe80::1%eth0", 7000) == "[fe80::1%eth0]:7000"
+    assert join_address("a.name", 7000) == "a.name:7000"

@@ -29,6 +29,7 @@ from mooncake_driver_nixl.wire import (
     Released,
     Withdrawn,
 )
+from mooncake_transfer.listening import bindable, join_address
 from mooncake_transfer.python_driver import (
     DriverFailure,
     EndpointCaps,
@@ -117,8 +118,8 @@ class NixlEndpoint(PythonEndpoint):
             self._target = Target(self._settings, self._selector, self._agent, self.count_refusal)
         except OSError as error:
             self._selector.close()
-            host, port = self._settings.host, self._settings.port
-            raise DriverFailure(StatusCode.INVALID, f"cannot listen on {host}:{port}: {error}") from error
+            where = join_address(self._settings.host, self._settings.port)
+            raise DriverFailure(StatusCode.INVALID, f"cannot listen on {where}: {error}") from error
         self._regions: dict[int, Region] = {}
         self._connections: dict[int, Connection] = {}
         self._remotes: dict[int, Remote] = {}
@@ -210,14 +211,14 @@ class NixlEndpoint(PythonEndpoint):
         if connection.line is not None and connection.line.open:
             return connection.line
         peer = self._told(connection)
-        family = socket.AF_INET6 if ":" in peer.host else socket.AF_INET
-        connected = socket.socket(family, socket.SOCK_STREAM)
-        connected.setblocking(False)
+        where = join_address(peer.host, peer.port)
         try:
-            connected.connect_ex((peer.host, peer.port))
+            family, target = bindable(peer.host, peer.port)  # as the peer did itself
+            connected = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:
-            connected.close()
-            raise DriverFailure(StatusCode.UNREACHABLE, f"cannot connect to {peer.host}: {error}") from None
+            raise DriverFailure(StatusCode.UNREACHABLE, f"cannot connect to {where}: {error}") from None
+        connected.setblocking(False)
+        connected.connect_ex(target)
         line = Line(
             self._selector,
             connected,
@@ -227,7 +228,7 @@ class NixlEndpoint(PythonEndpoint):
         connection.line = line
         line.send(Hello(VERSION, peer.secret))
         if not line.open:  # a port nobody listens on is known at once on the same host
-            raise DriverFailure(StatusCode.UNREACHABLE, f"nobody listens at {peer.host}:{peer.port}")
+            raise DriverFailure(StatusCode.UNREACHABLE, f"nobody listens at {where}")
         return line
 
     @staticmethod

@@ -6,7 +6,6 @@ import hmac
 import itertools
 import secrets
 import selectors
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from mooncake_driver_nixl.wire import (
     Released,
     Withdrawn,
 )
+from mooncake_transfer.listening import listen
 from mooncake_transfer.python_driver import DriverFailure, EndpointMemory, StatusCode
 
 __all__ = ["Region", "Target"]
@@ -69,7 +69,7 @@ class Target:
         self._numbers = itertools.count(1)
         self._regions: dict[int, Region] = {}
         self._peers: list[_Peer] = []
-        self._listener = socket.create_server((options.host, options.port))
+        self._listener = listen(options.host, options.port)
         self._listener.setblocking(False)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 

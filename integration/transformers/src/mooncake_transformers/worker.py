@@ -19,6 +19,7 @@ import uvicorn
 from mooncake_store import Store, keys
 from mooncake_store.kv_events.publisher import KVEventPublisher
 from mooncake_transfer import TransferConfig, TransferEngine
+from mooncake_transfer.listening import join_address, listen
 from mooncake_transformers._errors import ConfigError, PortTaken
 from mooncake_transformers.blocks import BlockWaiters
 from mooncake_transformers.config import WorkerConfig
@@ -39,7 +40,6 @@ __all__ = ["Worker"]
 logger = logging.getLogger(__name__)
 HANDOFF_THREADS = 8
 GRACE_S = 2
-BACKLOG = 1024
 # Blocks are handed out from the front of the pool; page faults there would delay the first requests.
 WARM_POOL_BYTES = 128 << 20
 
@@ -67,7 +67,7 @@ class Worker:
         self._handoffs: HandoffTable | None = None
         with ExitStack() as stack:
             self._socket = stack.enter_context(contextlib.closing(_listen(config.host, config.port)))
-            self.url = f"http://{_bracketed(self._known_host)}:{self._socket.getsockname()[1]}"
+            self.url = f"http://{join_address(self._known_host, self._socket.getsockname()[1])}"
             self._open(stack)
             self._resources = stack.pop_all()
 
@@ -87,7 +87,7 @@ class Worker:
         self._region = self.engine.allocate(config.kv_pool_bytes, name="kv-pool", prefault=True)
         self.pool = KVPool(layout, self._region.view())
         self.pool.touch(WARM_POOL_BYTES)
-        any_port = f"tcp://{_bracketed(config.host)}:*"
+        any_port = f"tcp://{join_address(config.host, 0)}"
         self._publisher = stack.enter_context(KVEventPublisher(any_port, any_port))
         self._store = stack.enter_context(Store(self.engine, config.store, lend_bytes=config.lent_bytes))
         root = keys.root_digest(self.model.fingerprint, config.block_tokens, layout=layout.description)
@@ -248,7 +248,7 @@ class Worker:
     def _reachable(self, endpoint: str) -> str:
         """The endpoint as others reach it: a wildcard address is where we listen, not where we are."""
         _, _, port = endpoint.rpartition(":")
-        return f"tcp://{_bracketed(self._known_host)}:{port}"
+        return f"tcp://{join_address(self._known_host, int(port))}"
 
 
 class _Server(uvicorn.Server):
@@ -282,19 +282,16 @@ def _check_blocks(config: WorkerConfig, layout: KVLayout, context_tokens: int) -
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    where = join_address(host, port)
     try:
-        return socket.create_server((host, port), backlog=BACKLOG)
+        return listen(host, port)
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             raise ConfigError(
-                f"cannot serve at {host}:{port}: this machine does not have the address {host}; give one "
+                f"cannot serve at {where}: this machine does not have the address {host}; give one "
                 "that it has with --host"
             ) from error
         raise PortTaken(
-            f"cannot serve at {host}:{port}: {error.strerror or error}; "
+            f"cannot serve at {where}: {error.strerror or error}; "
             "choose another --port, or 0 for any free one"
         ) from error
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

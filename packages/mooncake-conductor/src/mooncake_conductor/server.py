@@ -15,6 +15,7 @@ from mooncake_conductor._errors import ListenFailed
 from mooncake_conductor.conductor import Conductor
 from mooncake_conductor.config import ConductorConfig
 from mooncake_conductor.gateway import build_app
+from mooncake_transfer import listening
 
 __all__ = ["ConductorServer", "listen"]
 
@@ -24,11 +25,11 @@ def listen(host: str, port: int) -> socket.socket:
     machine."""
     try:
         # The whole backlog at once: uvicorn sets its own only when it starts to serve.
-        return socket.create_server((host, port), backlog=1024)
+        return listening.listen(host, port)
     except OSError as error:
         raise ListenFailed(
-            f"the conductor cannot listen on {host}:{port}: {error.strerror or error}; "
-            "choose another --port, or 0 for any free one"
+            f"the conductor cannot listen on {listening.join_address(host, port)}: "
+            f"{error.strerror or error}; choose another --port, or 0 for any free one"
         ) from error
 
 
@@ -68,8 +69,7 @@ class ConductorServer:
     def __init__(self, config: ConductorConfig) -> None:
         self._config = config
         self._socket = listen(config.host, config.port)
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        self.url = f"http://{host}:{self._socket.getsockname()[1]}"
+        self.url = f"http://{listening.join_address(config.host, self._socket.getsockname()[1])}"
         self._server: uvicorn.Server | None = None
         self._stopping = False
 

@@ -15,6 +15,7 @@ import zmq.asyncio
 from mooncake_conductor.sequence import SequenceTracker, Verdict
 from mooncake_store.errors import EventMalformed
 from mooncake_store.kv_events.wire import EventBatch, decode_batch, decode_sequence, encode_sequence
+from mooncake_transfer.listening import join_address
 
 __all__ = ["EventSink", "EventSubscriber", "reachable_endpoint"]
 
@@ -72,6 +73,7 @@ class EventSubscriber:
             live.set_hwm(LIVE_QUEUE_BATCHES)
             live.setsockopt(zmq.LINGER, 0)
             live.subscribe(b"")
+            live.ipv6 = "[" in self._endpoint  # ZeroMQ takes such addresses only when told
             live.connect(self._endpoint)
             await self._follow(live)
         finally:
@@ -117,6 +119,7 @@ class EventSubscriber:
         try:
             replay.set_hwm(LIVE_QUEUE_BATCHES)
             replay.setsockopt(zmq.LINGER, 0)
+            replay.ipv6 = "[" in self._replay_endpoint
             replay.connect(self._replay_endpoint)
             await replay.send_multipart((b"", encode_sequence(self._tracker.expected)))
             while await replay.poll(math.ceil(self._replay_timeout_s * 1000)):
@@ -159,6 +162,7 @@ def reachable_endpoint(endpoint: str | None, worker: str) -> str | None:
     if endpoint is None:
         return None
     host, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if colon and endpoint.startswith("tcp://") and host in ("*", "0.0.0.0", "[::]", "::"):
-        return f"tcp://{urlsplit(worker).hostname}:{port}"
+    everywhere = colon and endpoint.startswith("tcp://") and host in ("*", "0.0.0.0", "[::]", "::")
+    if everywhere and port.isdecimal():
+        return f"tcp://{join_address(str(urlsplit(worker).hostname), int(port))}"
     return endpoint

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-__all__ = ["bindable", "listen"]
+from mooncake_transfer._address import join_address
+
+__all__ = ["bindable", "join_address", "listen"]
 
 
 def listen(host: str, port: int, *, backlog: int = 1024) -> socket.socket:

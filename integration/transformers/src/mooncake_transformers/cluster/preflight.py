@@ -7,6 +7,7 @@ import os
 import socket
 from pathlib import Path
 
+from mooncake_transfer.listening import join_address, listen
 from mooncake_transfer.memory import available_bytes
 from mooncake_transformers.cluster._errors import PortTaken, SpecError
 from mooncake_transformers.cluster.spec import ClusterSpec
@@ -49,25 +50,22 @@ def check_port_is_free(host: str, port: int) -> None:
     """Raise PortTaken when somebody listens on ``host:port``, which port 0 never is, and SpecError when the
     machine does not have the address at all.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As the gateway itself binds: connections of an earlier run that linger in TIME_WAIT are no obstacle.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except socket.gaierror as error:
+    try:
+        # As the gateway itself: connections of an earlier run that linger in TIME_WAIT are no obstacle.
+        listen(host, port).close()
+    except socket.gaierror as error:
+        raise SpecError(
+            f"the host {host!r} is unknown: {error.strerror}; give an address of this machine with --host"
+        ) from error
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
             raise SpecError(
-                f"the host {host!r} is unknown: {error.strerror}; give an address of this machine with --host"
+                f"this machine does not have the address {host}; give one that it has with --host, for "
+                "example 127.0.0.1"
             ) from error
-        except OSError as error:
-            if error.errno == errno.EADDRNOTAVAIL:
-                raise SpecError(
-                    f"this machine does not have the address {host}; give one that it has with --host, for "
-                    "example 127.0.0.1"
-                ) from error
-            reason = f"cannot listen on {host} port {port}: {error.strerror}"
-            if error.errno != errno.EADDRINUSE:
-                raise SpecError(f"{reason}; choose another address with --host or --port") from error
-            raise PortTaken(
-                f"{reason}; stop what listens there, or choose another with --port (0 is any)"
-            ) from error
+        reason = f"cannot listen on {join_address(host, port)}: {error.strerror}"
+        if error.errno != errno.EADDRINUSE:
+            raise SpecError(f"{reason}; choose another address with --host or --port") from error
+        raise PortTaken(
+            f"{reason}; stop what listens there, or choose another with --port (0 is any)"
+        ) from error

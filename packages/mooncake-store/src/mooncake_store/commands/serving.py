@@ -17,6 +17,7 @@ from mooncake_store.client import Store
 from mooncake_store.commands.session import MasterAddress, Tenant, TokenFile, checked, client_of
 from mooncake_store.config import StoreConfig, read_token
 from mooncake_transfer import TransferEngine
+from mooncake_transfer.listening import join_address
 from mooncake_transfer.process import announce_ready, configure_logging, watch_lifeline
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ class HttpFront:
         """Take the address, and open a client in the background. Raises ConfigError."""
         module = _import("mooncake_store.http.server")
         self._socket: socket.socket = module.listen(host, port)
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
+        self.url = f"http://{join_address(host, self._socket.getsockname()[1])}"
         if not (token or host.startswith(LOOPBACK)):
             log.warning(
                 "anybody who reaches %s may read and change the store; see --http-token-file", self.url

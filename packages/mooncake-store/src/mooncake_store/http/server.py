@@ -90,7 +90,7 @@ class HttpServer:
             raise ConfigError(f"the certificates {tls} cannot be used: {error}") from error
         self._socket = listener or listen(host, port)
         host, port = self._socket.getsockname()[:2]
-        self.url = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        self.url = f"{'https' if tls else 'http'}://{listening.join_address(host, port)}"
         self._server = _Server(config)
         self._thread = threading.Thread(target=self._run, name="mooncake-store-http", daemon=True)
         self._thread.start()
@@ -125,6 +125,6 @@ def listen(host: str, port: int) -> socket.socket:
         return listening.listen(host, port)
     except OSError as error:
         raise ConfigError(
-            f"cannot serve HTTP on {host}:{port}: {error.strerror or error}; choose another port, or 0 for"
-            " any free one"
+            f"cannot serve HTTP on {listening.join_address(host, port)}: {error.strerror or error}; "
+            "choose another port, or 0 for any free one"
         ) from error

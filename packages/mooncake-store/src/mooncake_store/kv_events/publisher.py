@@ -107,6 +107,7 @@ class KVEventPublisher:
     def _bind(self, kind: int, endpoint: str, queue_batches: int) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
         socket.set_hwm(queue_batches)
+        socket.ipv6 = "[" in endpoint  # ZeroMQ takes such addresses only when told
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
