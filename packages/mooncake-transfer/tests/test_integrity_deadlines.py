@@ -148,6 +148,7 @@ def test_a_peer_that_goes_on_answers_who_still_waits_and_who_comes_anew(near: Ne
     patient = near.write(remote)
     for transfer in given_up:
         transfer.cancel()
+    wait_until(given_up[0].done, "the run before is over")
     again = given_up[0].post(verify=True)  # what still waits for the run before is no concern of this one
     process.resume()
     for transfer in (patient, again):
