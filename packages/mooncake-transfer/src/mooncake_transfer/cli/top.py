@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -128,18 +129,28 @@ class _Watch:
 
 
 def _follow(watch: _Watch, interval_s: float, console: Console) -> None:
-    pause = threading.Event()
+    ended = threading.Event()
+
+    def end(number: int, frame: object) -> None:
+        ended.set()
+        signal.signal(signal.SIGINT, before)  # a second one does not wait for the look that is under way
+
+    # No KeyboardInterrupt: it may come where nothing lets it through, such as a finaliser, and would be lost.
+    before = signal.signal(signal.SIGINT, end)
     try:
         if not console.is_terminal:  # a pipe or a file gets one picture after another
-            while True:
+            while not ended.is_set():
                 console.print(render(watch.look()))
-                pause.wait(interval_s)
+                ended.wait(interval_s)
+            return
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
+            while not ended.is_set():
                 live.update(render(watch.look()), refresh=True)
-                pause.wait(interval_s)
+                ended.wait(interval_s)
     except KeyboardInterrupt:
         return
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def render(views: Sequence[View]) -> RenderableType:
