@@ -336,13 +336,21 @@ std::tuple<Refs, uint32_t, uint64_t, uint64_t, uint64_t, uint64_t> lying_in(Map&
   return {std::move(refs), found.next, found.leased, found.arriving, found.reserved, found.copying};
 }
 
-bool lies_in(Map& self, const nb::bytes& slots, uint64_t segment) {
+std::span<const uint32_t> given_out(Map& self, const nb::bytes& slots) {
   auto given = as_span<uint32_t>(slots, "slots");
   for (uint32_t at : given) {
     require(self.core().is_leased(at) || self.core().is_reserved(at),
             "a slot has no lease and is not reserved");
   }
-  return self.core().lies_in(given, segment);
+  return given;
+}
+
+bool lies_in(Map& self, const nb::bytes& slots, uint64_t segment) {
+  return self.core().lies_in(given_out(self, slots), segment);
+}
+
+std::vector<uint64_t> segments_of(Map& self, const nb::bytes& slots) {
+  return self.core().segments_of(given_out(self, slots));
 }
 
 void init_options(PutOptions* self, uint32_t writer, uint64_t node, uint16_t tenant, uint8_t priority,
@@ -539,7 +547,9 @@ void bind_copies(nb::class_<Map>& map) {
           "at"_a, "version"_a, "segment"_a,
           "Let an object leave a segment if a replica of it stays elsewhere; whether that is so.")
       .def("lies_in", &lies_in, "slots"_a, "segment"_a,
-           "Whether one of these leased or reserved slots has bytes there. Raises ValueError.");
+           "Whether one of these leased or reserved slots has bytes there. Raises ValueError.")
+      .def("segments_of", &segments_of, "slots"_a,
+           "In which segments these leased or reserved slots have bytes. Raises ValueError.");
 }
 
 }  // namespace

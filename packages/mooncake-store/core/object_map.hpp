@@ -88,6 +88,8 @@ class ObjectMap {
   bool relinquish(const Ref& ref, uint64_t segment);
   // Whether one of these slots, leased or reserved, has bytes there.
   bool lies_in(std::span<const uint32_t> slots, uint64_t segment) const;
+  // In which segments they have bytes, each once.
+  std::vector<uint64_t> segments_of(std::span<const uint32_t> slots) const;
 
   // Each says of every key whether it is there.
   std::vector<uint8_t> pin(std::span<const Digest> digests, bool hard, double soft_until_s, double now_s);

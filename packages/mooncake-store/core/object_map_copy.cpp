@@ -1,5 +1,6 @@
 // How replicas of objects come beside those that are there, and how they leave while the object stays.
 #include <algorithm>
+#include <set>
 
 #include "object_map.hpp"
 
@@ -289,6 +290,14 @@ bool ObjectMap::lies_in(std::span<const uint32_t> slots, uint64_t id) const {
     each_extent(slots_[at], [&](const Extent& extent) { found |= number && extent.segment == *number; });
   }
   return found;
+}
+
+std::vector<uint64_t> ObjectMap::segments_of(std::span<const uint32_t> slots) const {
+  std::set<uint64_t> found;
+  for (uint32_t at : slots) {
+    each_extent(slots_[at], [&](const Extent& extent) { found.insert(segments_[extent.segment].id); });
+  }
+  return {found.begin(), found.end()};
 }
 
 std::vector<Whereabouts> ObjectMap::whereabouts(std::span<const Digest> digests) const {

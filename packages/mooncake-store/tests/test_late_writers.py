@@ -17,7 +17,7 @@ from mooncake_transfer.testing.stopping import stop_process
 MIB = 1 << 20
 VALUE, LENT = 96 * MIB, 128 * MIB
 PINNED = PutPolicy(hard_pin=True)  # nothing that the late writer does later may take its room
-LONG_S = 60.0
+LONG_S = 120.0
 
 
 @pytest.fixture

@@ -313,6 +313,11 @@ class ObjectMap:
         Whether one of these leased or reserved slots has bytes there. Raises ValueError.
         """
 
+    def segments_of(self, slots: bytes) -> list[int]:
+        """
+        In which segments these leased or reserved slots have bytes. Raises ValueError.
+        """
+
 class Ledger:
     """What an owner knows of the values in its segment. Not thread-safe."""
 

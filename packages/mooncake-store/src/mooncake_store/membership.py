@@ -107,6 +107,7 @@ class Membership:
         self._joined_s = 0.0  # by the lease clock
         self._idle = False  # the thread waits for something to happen
         self._rung = False
+        self._mounting = False  # a master has been told of the segment, and may have given its key to others
         self._recovery = False  # of the last master: the ledger says what lies in the segment
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="mooncake-store-client", daemon=True)
@@ -308,12 +309,10 @@ class Membership:
             again = self._epoch != 0
             link = self._open_link()
             segment = self._segment
-            keeps = segment is not None and again and self._fence(segment)
+            self._show_token(link)  # before a fence, which would have to be made once more if this failed
+            keeps = segment is not None and self._mounting and self._fence(segment)
+            self._mounting = True
             region = segment.region if segment is not None else None
-            token = read_token(self._config.token_file)
-            if token:
-                shown = link.call(protocol.Authenticate(token=token), self._config.call_timeout_s)
-                _expect(shown, protocol.Done)
             request = protocol.Mount(
                 client=self.client,
                 tenant=self._config.tenant,
@@ -339,6 +338,12 @@ class Membership:
             if kept:
                 self._hand_over(link, mounted.epoch)
             self._enter(link, mounted, again, kept)
+
+    def _show_token(self, link: Link) -> None:
+        token = read_token(self._config.token_file)
+        if token:
+            shown = link.call(protocol.Authenticate(token=token), self._config.call_timeout_s)
+            _expect(shown, protocol.Done)
 
     def _fence(self, segment: OwnSegment) -> bool:
         """Make an end to what others may do with the segment; whether it still has what lay in it."""

@@ -162,14 +162,16 @@ def _segment_metrics(segments: list[SegmentReport]) -> Iterator[Metric]:
     useful_share = GaugeMetricFamily(
         f"{MASTER}_segment_useful_ratio", "Share of the bytes taken that values have", labels=labels
     )
+    draining = GaugeMetricFamily(
+        f"{MASTER}_segment_draining", "1 while a segment is to become empty", labels=labels
+    )
     for label, segment in zip(names, segments, strict=True):
         useful_share.add_metric(label, useful(segment))
         for use in ("evictable", "leased", "reserved", "pinned", "retiring"):
             used.add_metric([*label, use], getattr(segment, f"{use}_bytes"))
         scattered.add_metric(label, fragmentation(segment))
-    yield used
-    yield scattered
-    yield useful_share
+        draining.add_metric(label, segment.draining)
+    yield from (used, scattered, useful_share, draining)
 
 
 def _tier_metrics(tiers: list[TierReport]) -> Iterator[Metric]:

@@ -67,8 +67,8 @@ class Fences:
         given_s = deadline_s - self._ttl_s + ROUNDING_S
         open_ = {
             segment
-            for segment, fence in self._fences.items()
-            if fence.fenced_s <= given_s and self._map.lies_in(slots, segment)
+            for segment in self._map.segments_of(slots)
+            if segment in self._fences and self._fences[segment].fenced_s <= given_s
         }
         if not open_:
             self._map.abandon(slots)

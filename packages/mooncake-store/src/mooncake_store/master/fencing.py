@@ -22,6 +22,10 @@ class Fencing(Group):
             protocol.Reach: self._reach,
         }
 
+    def numbers(self) -> dict[str, int]:
+        """See Group."""
+        return {"late_reservations": len(self.context.fences)}
+
     def on_join(self, request: protocol.Mount, member: Member, now_s: float) -> None:
         """See Group."""
         if member.segment and member.minor >= SINCE_MINOR:

@@ -37,6 +37,8 @@ class StoreStats(Reply, kw_only=True):
         adopted: values taken over from the ledgers of owners.
         copied: replicas made of values that were there.
         lacking_replicas: values that wait for a replica that is missing.
+        late_reservations: given up at their end, and their room is not given out again before the owners have
+            shut their writers out.
     """
 
     objects: int
@@ -60,6 +62,7 @@ class StoreStats(Reply, kw_only=True):
     adopted: int = 0
     copied: int = 0
     lacking_replicas: int = 0
+    late_reservations: int = 0
 
 
 REQUESTS: tuple[type[Request], ...] = (GetStats,)

@@ -151,7 +151,7 @@ function showSegments(segments) {
     pieces.push(["free", one.free_bytes, `${bytes(one.free_bytes)} free`]);
     return row(
       element("td", { class: "text" }, element("code", {}, one.segment)),
-      element("td", { class: "text" }, one.address || "in the master's process"),
+      element("td", { class: "text" }, (one.address || "in the master's process") + (one.draining ? " (draining)" : "")),
       bar(pieces, one.capacity_bytes),
       bytes(one.capacity_bytes), bytes(one.free_bytes), bytes(one.largest_hole_bytes), percent(one.fragmentation), percent(one.useful),
     );
