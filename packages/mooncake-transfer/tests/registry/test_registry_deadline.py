@@ -135,6 +135,41 @@ def test_a_question_that_is_given_up_while_it_connects_ends_all_the_same(
     registry.close()
 
 
+@pytest.mark.timeout(60)
+def test_a_question_that_is_given_up_closes_its_connection_itself(
+    trickling_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another's close would let it wait for a number that is another file's by then."""
+    registry = registries()[trickling_url.partition(":")[0]].open(trickling_url, 30.0)
+    assert isinstance(registry, Interruptible)
+    closers: list[threading.Thread] = []
+    reads = threading.Event()
+    receive, close = socket.socket.recv, socket.socket.close
+
+    def receiving(connection: socket.socket, *arguments: int) -> bytes:
+        reads.set()
+        return receive(connection, *arguments)
+
+    def closing(connection: socket.socket) -> None:
+        closers.append(threading.current_thread())
+        close(connection)
+
+    def ask() -> None:
+        with pytest.raises(RegistryUnavailable):
+            registry.get("k")
+
+    asking = threading.Thread(target=ask)
+    monkeypatch.setattr(socket.socket, "recv", receiving)
+    monkeypatch.setattr(socket.socket, "close", closing)
+    asking.start()
+    assert reads.wait(30.0)
+    registry.interrupt()
+    asking.join(30.0)
+    assert asking in closers
+    assert threading.current_thread() not in closers
+    registry.close()
+
+
 def test_closing_an_engine_ends_the_questions_of_its_other_threads(trickling_url: str) -> None:
     engine = asking_engine(trickling_url, 60.0)
     said: list[BaseException] = []

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import time
-import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +10,7 @@ import httpx
 
 from mooncake_transfer._address import join_address
 from mooncake_transfer._errors import RegistryUnavailable
+from mooncake_transfer.registry.sockets import Sockets
 from mooncake_transfer.registry.url import RegistryUrl
 
 __all__ = ["Answer", "Exchange"]
@@ -36,8 +34,7 @@ class Exchange:
         self._where = url.where
         self._timeout_s = timeout_s
         self._good = 0
-        self._interrupted = False
-        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._sockets = Sockets()
         # Proxies and credentials of the user's environment are meant for the web, not for this.
         self._client = httpx.Client(
             verify=url.context if url.context is not None else False,
@@ -60,7 +57,7 @@ class Exchange:
         for turn in range(len(self._bases)):
             index = (self._good + turn) % len(self._bases)
             step_s = (deadline_s - time.monotonic()) / (len(self._bases) - turn)
-            if step_s <= 0 or self._interrupted:
+            if step_s <= 0 or self._sockets.ended:
                 break
             request = self._client.build_request(
                 method, self._bases[index] + path, params=params, content=content, headers=headers
@@ -83,20 +80,11 @@ class Exchange:
 
     def interrupt(self) -> None:
         """End the request in progress, from another thread; no other can be sent afterwards."""
-        self._interrupted = True
-        self._end_sockets()
-
-    def _end_sockets(self) -> None:
-        for connection in list(self._sockets):
-            # Not close(): the thread that reads would go on with a number that may be another file's by then.
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        self._sockets.end()
 
     def _note_socket(self, event: str, details: Mapping[str, Any]) -> None:
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             self._sockets.add(details["return_value"].get_extra_info("socket"))
-            if self._interrupted:  # while it was being made
-                self._end_sockets()
 
     def close(self) -> None:
         """End every connection."""
@@ -107,7 +95,7 @@ class Exchange:
             return self._ask(request, step_s)
         except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
             # Of a connection that was kept: the server may have closed it, or have been restarted, since.
-            if self._interrupted:
+            if self._sockets.ended:
                 raise
             return self._ask(request, step_s)
 

@@ -12,6 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from mooncake_transfer._errors import ConfigError, RegistryUnavailable
+from mooncake_transfer.registry.sockets import Sockets
 from mooncake_transfer.registry.url import RegistryUrl, parse_url
 
 __all__ = ["DEFAULT_PORT", "RedisRegistry", "open_redis", "redis_client"]
@@ -76,7 +77,7 @@ class RedisRegistry:
 
     def __init__(self, url: RegistryUrl, database: int, timeout_s: float) -> None:
         self.where = url.where
-        self._interrupted = False
+        self._sockets = Sockets()
         self._redis = redis_client(url, database, timeout_s, self._greet)
         self._replace = self._redis.register_script(REPLACE)
         self._renew = self._redis.register_script(RENEW)
@@ -120,16 +121,14 @@ class RedisRegistry:
 
     def interrupt(self) -> None:
         """As ``Interruptible.interrupt``."""
-        self._interrupted = True
-        self._redis.connection_pool.disconnect(inuse_connections=True)
+        self._sockets.end()
 
     def close(self) -> None:
         """As ``Registry.close``."""
         self._redis.close()
 
     def _greet(self, connection: Any) -> None:
-        if self._interrupted:  # while it was being made
-            raise redis.ConnectionError("the question was given up")
+        self._sockets.add(connection._sock)  # Nothing public of the library ends a wait without closing.
         connection.on_connect()
 
     def _run(self, script: Callable[..., Any], keys: Sequence[str], arguments: Sequence[Any]) -> Any:
@@ -149,7 +148,7 @@ class RedisRegistry:
             return question()
         except redis.ConnectionError:
             # Of a connection that was kept: the server may have closed it, or have been restarted, since.
-            if self._interrupted:
+            if self._sockets.ended:
                 raise
             return question()
 
