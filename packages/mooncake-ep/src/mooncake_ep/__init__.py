@@ -1,20 +1,25 @@
 """Expert-parallel dispatch and combine for mixture-of-experts models.
 
 `layout` says which rank gets which token; `reference` is the exact meaning of dispatch and combine in plain
-torch.
+torch. `eplb` places replicas of experts so that ranks carry equal loads, and `RouteTable` sends tokens to
+those that live.
 """
 
 from __future__ import annotations
 
+from mooncake_ep import eplb
 from mooncake_ep._errors import EpError, PlacementError, RoutingError, ShapeError
 from mooncake_ep.layout import DispatchLayout, ExpertOwners, get_dispatch_layout
+from mooncake_ep.routes import RouteTable
 
 __all__ = [
     "DispatchLayout",
     "EpError",
     "ExpertOwners",
     "PlacementError",
+    "RouteTable",
     "RoutingError",
     "ShapeError",
+    "eplb",
     "get_dispatch_layout",
 ]

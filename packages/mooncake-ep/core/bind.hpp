@@ -1,0 +1,18 @@
+// What each file of the binding adds to the module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+
+namespace mooncake::ep {
+
+// Memory of a tensor, as Tensor.data_ptr() gives it.
+template <typename T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+void bind_eplb(nanobind::module_& m);
+
+}  // namespace mooncake::ep
