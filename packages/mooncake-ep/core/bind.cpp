@@ -1,6 +1,9 @@
 #include "bind.hpp"
 
 NB_MODULE(_core, m) {
-  m.doc() = "Compiled core of mooncake_ep: placement of experts.";
+  m.doc() =
+      "Compiled core of mooncake_ep: placement of experts, rows of activations, memory that ranks share.";
   mooncake::ep::bind_eplb(m);
+  mooncake::ep::bind_rows(m);
+  mooncake::ep::bind_window(m);
 }

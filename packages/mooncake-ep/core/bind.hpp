@@ -14,5 +14,7 @@ T* at(uintptr_t address) {
 }
 
 void bind_eplb(nanobind::module_& m);
+void bind_rows(nanobind::module_& m);
+void bind_window(nanobind::module_& m);
 
 }  // namespace mooncake::ep

@@ -7,8 +7,8 @@ those that live.
 
 from __future__ import annotations
 
-from mooncake_ep import eplb
-from mooncake_ep._errors import EpError, PlacementError, RoutingError, ShapeError
+from mooncake_ep import eplb, fp8
+from mooncake_ep._errors import EpError, PeerError, PlacementError, RoutingError, ShapeError
 from mooncake_ep.layout import DispatchLayout, ExpertOwners, get_dispatch_layout
 from mooncake_ep.routes import RouteTable
 
@@ -16,10 +16,12 @@ __all__ = [
     "DispatchLayout",
     "EpError",
     "ExpertOwners",
+    "PeerError",
     "PlacementError",
     "RouteTable",
     "RoutingError",
     "ShapeError",
     "eplb",
+    "fp8",
     "get_dispatch_layout",
 ]

@@ -1,6 +1,12 @@
-"""Compiled core of mooncake_ep: placement of experts."""
+"""
+Compiled core of mooncake_ep: placement of experts, rows of activations, memory that ranks share.
+"""
 
 from collections.abc import Sequence
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
 
 
 def eplb_exact(layers: int, experts: int, replicas: int, groups: int, nodes: int, gpus: int, load: int, group_load: int, expert_of: int, replica_of: int, counts: int) -> None:
@@ -14,3 +20,88 @@ def eplb_rebalance(slots_of_rank: Sequence[int], active: Sequence[bool], layers:
     Change int64 expert_of [layers, slots] in place so that float32 load [layers, experts] is spread evenly.
     Returns the moves, four int64 each: layer, expert, source, destination. Raises ValueError without room.
     """
+
+def vectors() -> str:
+    """The vectors that loops over numbers use: avx512, avx2 or plain."""
+
+def use_vectors(name: str) -> bool:
+    """Use others; False when this processor has none such."""
+
+def quantize(source: int, rows: int, width: int, round_scale: bool, to: int, scales: int) -> None:
+    """
+    bf16 [rows, width] to e4m3 [rows, width] and float32 scales [rows, width / 128]. All are addresses.
+    """
+
+def dequantize(source: int, scales: int, rows: int, width: int, to: int) -> None:
+    """e4m3 [rows, width] times float32 scales [rows, width / 128] to bf16."""
+
+def sum_rows(is_bf16: bool, count: int, most: int, width: int, addends: int, weights: int, first: int, second: int, out: int) -> None:
+    """
+    out [count, width]: of rows at the addresses uint64 addends [count, most], 0 for none, times float32
+    weights of that shape (0: all 1), after rows of first and second [count, width] (0: none).
+    """
+
+def count_tokens(routing: Sequence[int], per_expert: int) -> int:
+    """
+    How many tokens have an expert there; adds to int64 per_expert.
+    routing: topk, tokens, choices, local_of.
+    """
+
+def take_tokens(routing: Sequence[int], rows: Sequence[int], weights: int, topk_to: int, weights_to: int, taken: int) -> None:
+    """
+    A row for every token that has an expert there. rows: from, scales_from, row_bytes, groups, to, scales_to.
+    """
+
+def take_choices(routing: Sequence[int], rows: Sequence[int], rows_of_expert: int, next: int, taken: int) -> None:
+    """
+    A row for every choice there, packed by expert in blocks of rows_of_expert; scales in columns.
+    """
+
+def take_expanded(routing: Sequence[int], rows: Sequence[int], weights: int, next: int, weights_to: int, taken: int) -> None:
+    """A row for every choice there, from row next[expert] on."""
+
+def find_choices(topk: int, tokens: int, choices: int, base: int, experts: int, row_bytes: int, addends: int) -> None:
+    """
+    Addresses [tokens, choices] of what experts return, from where the rows of each begin.
+    """
+
+def find_ranks(topk: int, tokens: int, choices: int, rank_of: int, base: int, ranks: int, row_bytes: int, addends: int) -> None:
+    """Addresses [tokens, ranks] of what ranks return."""
+
+class Window:
+    """
+    Memory of one rank that all ranks of a host see; only its owner writes it.
+    """
+
+    @staticmethod
+    def create(bytes: int) -> Window:
+        """
+        A new one; its pages take memory once they are written. Raises OSError.
+        """
+
+    @staticmethod
+    def open(path: str, bytes: int) -> Window:
+        """A peer's, by a path to its file. Raises OSError."""
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the file that it maps."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins in this process."""
+
+    def memory(self, offset: int, bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), device='cpu')]:
+        """A part of it, by DLPack; keeps the window. Raises ValueError."""
+
+    def load(self, word: int) -> int:
+        """A word, with all that its writer wrote before."""
+
+    def store(self, word: int, value: int) -> None:
+        """Set a word of ours and wake who waits for it."""
+
+    def wait(self, word: int, least: int, deadline_ns: int, pidfd: int) -> int:
+        """
+        Wait until a word is `least` or more: 0; 1 when the deadline passed (ns of time.monotonic); 2 when
+        the process of `pidfd` has ended before.
+        """

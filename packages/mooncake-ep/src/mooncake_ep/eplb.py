@@ -37,7 +37,7 @@ def rebalance_experts(
         num_groups, num_nodes = 1, 1
     _check_sizes(experts, num_replicas, num_groups, num_nodes, num_gpus)
     # Torch adds the loads of a group as the published code does; order matters to the last bit.
-    group_load = load.unflatten(-1, (num_groups, experts // num_groups)).sum(-1).contiguous()
+    group_load = load.view(layers, num_groups, experts // num_groups).sum(-1).contiguous()
     expert_of = torch.empty(layers, num_replicas, dtype=torch.int64)
     replica_of = torch.empty_like(expert_of)
     counts = torch.empty(layers, experts, dtype=torch.int64)
@@ -143,10 +143,10 @@ def max_over_mean(
     """
     load = _checked_load(weight).double()
     active = _checked_machine(slots_of_rank, active_ranks)
-    table = _checked_current(physical_to_logical, *load.shape, sum(slots_of_rank))
+    table = _checked_current(physical_to_logical, len(load), load.shape[1], sum(slots_of_rank))
     share = load / _count(table, load.shape[1]).clamp(min=1)
     of_slot = share.gather(1, table.clamp(min=0)).masked_fill(table < 0, 0.0)
-    of_rank = torch.stack([part.sum(1) for part in of_slot.split(list(slots_of_rank), dim=1)], dim=1)
+    of_rank = torch.stack([part.sum(1) for part in torch.split(of_slot, list(slots_of_rank), dim=1)], dim=1)
     mean = load.sum(1) / sum(active)
     return torch.where(mean > 0, of_rank.amax(1) / mean, torch.ones_like(mean))
 
