@@ -8,12 +8,14 @@ platform does not promise is refused: drivers load vendors' libraries at run tim
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,10 +32,11 @@ def members() -> list[Path]:
     return sorted(path for path in found if not path.name.startswith("_"))
 
 
-def build(member: Path, into: Path) -> Path:
+def build(member: Path, into: Path, as_installed: bool) -> Path:
     """Build one wheel, and return the one that can be published."""
     with tempfile.TemporaryDirectory(prefix="mooncake-wheel-") as scratch:
-        run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", scratch], member)
+        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", scratch]
+        run(command, member, installed_core(member, scratch) if as_installed else None)
         (built,) = Path(scratch).glob("*.whl")
         if built.stem.endswith("-any"):
             return Path(shutil.move(built, into / built.name))
@@ -47,6 +50,21 @@ def build(member: Path, into: Path) -> Path:
         (wheel,) = repaired.glob("*.whl")
         check_nothing_is_bundled(wheel)
         return Path(shutil.move(wheel, into / wheel.name))
+
+
+def installed_core(member: Path, scratch: str) -> dict[str, str]:
+    """An environment in which a build takes the compiled modules that are installed here.
+
+    In a build folder of its own: CMake remembers where they are, and other builds shall not.
+    """
+    (package,) = [folder.name for folder in (member / "src").iterdir() if folder.name.startswith("mooncake")]
+    found = importlib.util.find_spec(package)
+    folders = found.submodule_search_locations or [] if found else []
+    compiled = [folder for folder in folders if list(Path(folder).glob("_core*.so"))]
+    if (member / "CMakeLists.txt").exists() and not compiled:
+        sys.exit(f"{package} is not installed here with its core; install it, or leave out --as-installed")
+    define = {"SKBUILD_CMAKE_DEFINE": f"MC_COMPILED={compiled[0]}"} if compiled else {}
+    return {**os.environ, **define, "SKBUILD_BUILD_DIR": str(Path(scratch, "build"))}
 
 
 def check_nothing_is_bundled(wheel: Path) -> None:
@@ -70,12 +88,19 @@ def main() -> None:
     """Build the wheels that the command line names, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--into", type=Path, default=ROOT / "dist", help="folder for the wheels")
+    parser.add_argument(
+        "--as-installed", action="store_true", help="take the cores that are installed here; compile nothing"
+    )
     parser.add_argument("member", nargs="*", type=Path, help="folders of distributions; default: all")
     arguments = parser.parse_args()
     arguments.into.mkdir(parents=True, exist_ok=True)
-    for member in arguments.member or members():
-        sys.stdout.write(f"{build(ROOT / member, arguments.into.resolve()).name}\n")
-        sys.stdout.flush()
+    into = arguments.into.resolve()
+    wanted = [ROOT / member for member in arguments.member or members()]
+    # Much of a build waits for one compiler or for none, so others go on meanwhile.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for wheel in pool.map(lambda member: build(member, into, arguments.as_installed), wanted):
+            sys.stdout.write(f"{wheel.name}\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

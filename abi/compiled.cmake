@@ -16,7 +16,12 @@ set(CMAKE_UNITY_BUILD ON)
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 8)
 
 # mooncake_add_module(NAME FOLDER SOURCES...): a module for the Python package's folder FOLDER ("." is its root).
+# MC_COMPILED is a folder that has it already, as `.ci/wheels.py --as-installed` gives it; then nothing is compiled.
 function(mooncake_add_module name folder)
+  if(MC_COMPILED)
+    install(FILES "${MC_COMPILED}/${folder}/${name}.abi3.so" DESTINATION "${folder}")
+    return()
+  endif()
   nanobind_add_module(${name} NB_DOMAIN mooncake BACKEND_MODULE nanobind_backend ${ARGN})
   target_include_directories(${name} PRIVATE "${MC_ABI_DIR}")
   target_compile_options(${name} PRIVATE -Wall -Wextra -O2)

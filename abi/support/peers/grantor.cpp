@@ -1,5 +1,6 @@
 #include "grantor.hpp"
 
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -20,6 +21,18 @@ constexpr int kMessagesPerTurn = 64;
 constexpr int kMaxStrangers = 32;
 constexpr uint64_t kAcceptRestNs = 100'000'000;
 constexpr double kCloseWaitS = 1.0;
+
+// Numeric host:port of who is at the other end of a TCP connection.
+std::string name_at_network(int socket) {
+  sockaddr_storage at{};
+  socklen_t size = sizeof at;
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  bool known = getpeername(socket, reinterpret_cast<sockaddr*>(&at), &size) == 0 &&
+               getnameinfo(reinterpret_cast<sockaddr*>(&at), size, host, sizeof host, port, sizeof port,
+                           NI_NUMERICHOST | NI_NUMERICSERV) == 0;
+  if (!known) return "a host that has hung up";
+  return at.ss_family == AF_INET6 ? "[" + std::string(host) + "]:" + port : std::string(host) + ":" + port;
+}
 
 }  // namespace
 
@@ -87,8 +100,7 @@ Status Grantor::withdraw(const std::shared_ptr<Owned>& region, uint64_t deadline
   region->withdrawn = true;
   regions_.erase(region->id);
   revoke_grants(*region, nullptr);
-  if (wait(*region, nullptr, deadline_ns, lock)) return {};
-  return failed(MC_TIMEOUT, "peers had not let go of the memory at the deadline");
+  return wait(*region, nullptr, deadline_ns, lock);
 }
 
 Status Grantor::grant(const std::shared_ptr<Owned>& region, const uint8_t* key, uint32_t access) {
@@ -104,8 +116,7 @@ Status Grantor::revoke(const std::shared_ptr<Owned>& region, const uint8_t* key,
   if (key != nullptr) name = key_from(key);
   const Key* which = key == nullptr ? nullptr : &name;
   revoke_grants(*region, which);
-  if (deadline_ns == 0 || wait(*region, which, deadline_ns, lock)) return {};
-  return failed(MC_TIMEOUT, "peers had not let go of the memory at the deadline");
+  return deadline_ns == 0 ? Status{} : wait(*region, which, deadline_ns, lock);
 }
 
 void Grantor::revoke_grants(const Owned& region, const Key* key) {
@@ -123,17 +134,20 @@ void Grantor::revoke_grants(const Owned& region, const Key* key) {
   }
 }
 
-bool Grantor::wait(const Owned& region, const Key* key, uint64_t deadline_ns,
-                   std::unique_lock<std::mutex>& lock) {
-  auto idle = [&] {
-    for (const PeerPointer& peer : peers_) {
-      for (const auto& [number, grant] : peer->grants) {
-        if (grant.region.get() == &region && (key == nullptr || grant.key == *key)) return false;
-      }
-    }
-    return true;
+Status Grantor::wait(const Owned& region, const Key* key, uint64_t deadline_ns,
+                     std::unique_lock<std::mutex>& lock) {
+  auto holds = [&](const PeerPointer& peer) {
+    return std::any_of(peer->grants.begin(), peer->grants.end(), [&](const auto& each) {
+      const Grant& grant = each.second;
+      return grant.region.get() == &region && (key == nullptr || grant.key == *key);
+    });
   };
-  return released_.wait_until(lock, time_point(deadline_ns), idle);
+  auto idle = [&] { return std::none_of(peers_.begin(), peers_.end(), holds); };
+  if (released_.wait_until(lock, time_point(deadline_ns), idle)) return {};
+  auto first = std::find_if(peers_.begin(), peers_.end(), holds);
+  auto all = std::count_if(first, peers_.end(), holds);
+  return failed(MC_TIMEOUT, std::to_string(all) + " connections of peers, such as that of " + (*first)->name +
+                                ", had not let go of the memory at the deadline");
 }
 
 std::shared_ptr<Owned> Grantor::check(const Session& session, uint64_t grant, uint32_t access,
@@ -182,6 +196,7 @@ void Grantor::welcome_socket(UniqueFd socket, bool tcp) {
   if (tcp) {
     int on = 1;
     setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    peer->name = name_at_network(socket.get());
   } else {
     ucred who{};
     socklen_t size = sizeof who;
@@ -189,6 +204,7 @@ void Grantor::welcome_socket(UniqueFd socket, bool tcp) {
     peer->stranger = !settings_.allow_other_users && (!known || who.uid != geteuid());
     peer->peer = {who.pid, known && who.pid == getpid(), true};
     peer->pidfd = open_pidfd(who.pid);
+    peer->name = who.pid != 0 ? "process " + std::to_string(who.pid) : "a process of another pid namespace";
   }
   // Strangers are told why they are turned away, but may not use up the descriptors of this process. At the
   // network everybody is one until the greeting.

@@ -114,6 +114,7 @@ class Grantor {
   struct Peer : Session {
     std::unique_ptr<Channel> channel;
     UniqueFd pidfd;
+    std::string name;  // for messages
     bool tcp = false;
     bool greeted = false;
     bool stranger = false;  // runs as a user that is not served
@@ -146,7 +147,8 @@ class Grantor {
   static Status lease(Peer& peer, Grant& grant, Message& answer);
   static void end_lease(Peer& peer, const Grant& grant);
   void revoke_grants(const Owned& region, const Key* key);
-  bool wait(const Owned& region, const Key* key, uint64_t deadline_ns, std::unique_lock<std::mutex>& lock);
+  // MC_TIMEOUT names who holds it.
+  Status wait(const Owned& region, const Key* key, uint64_t deadline_ns, std::unique_lock<std::mutex>& lock);
 
   Loop& loop_;
   const Settings settings_;

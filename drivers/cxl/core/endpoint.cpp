@@ -58,7 +58,7 @@ void Endpoint::close() {
   // Where a peer is stopped in mid-copy, the pool keeps the place until it has gone on.
   uint64_t deadline = deadline_after(kLastCopiesS);
   for (auto& [region, keys] : ended) {
-    std::erase_if(keys, [&](const RegionKey& key) { return !pool_->wait_unused(key.index, deadline); });
+    std::erase_if(keys, [&](const RegionKey& key) { return !pool_->wait_unused(key.index, deadline).ok(); });
     free_keys(*region, keys);
   }
 }
@@ -145,8 +145,7 @@ Status Endpoint::deregister_memory(mc_handle registered, uint64_t deadline_ns) {
   std::vector<RegionKey> ended;
   (void)end_keys(*region, nullptr, &ended);
   for (const RegionKey& key : ended) {
-    if (!pool_->wait_unused(key.index, deadline_ns))
-      return failed(MC_TIMEOUT, "a peer still copied from or to the memory at the deadline");
+    if (Status unused = pool_->wait_unused(key.index, deadline_ns); !unused.ok()) return unused;
   }
   {
     std::lock_guard lock(known_mutex_);
@@ -228,8 +227,7 @@ Status Endpoint::revoke(mc_handle registered, const uint8_t* key, uint64_t deadl
     return status;
   if (deadline_ns == 0) return {};
   for (const RegionKey& one : ended) {
-    if (!pool_->wait_unused(one.index, deadline_ns))
-      return failed(MC_TIMEOUT, "a peer still copied under the key at the deadline");
+    if (Status unused = pool_->wait_unused(one.index, deadline_ns); !unused.ok()) return unused;
   }
   // All keys end with the memory, and what was said about them is asked for again then.
   if (key != nullptr) free_keys(*region, ended);

@@ -67,7 +67,7 @@ class Endpoint {
   KeyBlob blob_of(const RegionKey& key) const;
   // Ends the region's grants under `key`, all of them when null; which they were.
   Status end_keys(Region& region, const Digest* key, std::vector<RegionKey>* ended);
-  // Their places may be given again, each once, whoever comes first: wait_unused() was true for them.
+  // Their places may be given again, each once, whoever comes first: wait_unused() was good for them.
   void free_keys(Region& region, const std::vector<RegionKey>& ended);
 
   const Options options_;

@@ -362,7 +362,7 @@ void Pool::end_grant(uint32_t index) {
   full_fence();  // then look who has begun before
 }
 
-bool Pool::in_use(uint32_t owner, uint32_t index) {
+std::optional<uint32_t> Pool::user_of(uint32_t owner, uint32_t index) {
   uint64_t name = grant_name(owner, index);
   for (uint32_t number = 0; number < hosts() * kMembers; ++number) {
     Member& member = member_at(number);
@@ -372,20 +372,24 @@ bool Pool::in_use(uint32_t owner, uint32_t index) {
     Use* table = uses(number);
     see(table, kUses * sizeof(Use), number);
     for (uint32_t i = 0; i < kUses; ++i) {
-      if (table[i].grant.load() == name) return true;
+      if (table[i].grant.load() == name) return number;
     }
   }
-  return false;
+  return std::nullopt;
 }
 
-bool Pool::wait_unused(uint32_t index, uint64_t deadline_ns) {
+Status Pool::wait_unused(uint32_t index, uint64_t deadline_ns) {
   timespec rest{0, kFirstRestNs};
-  while (in_use(member_, index)) {
-    if (now_ns() >= deadline_ns) return false;
+  while (std::optional<uint32_t> user = user_of(member_, index)) {
+    if (now_ns() >= deadline_ns) {
+      std::string who = "process " + std::to_string(member_at(*user).pid);
+      if (!same_host(*user)) who += " of host " + std::to_string(*user / kMembers);
+      return failed(MC_TIMEOUT, who + " still copied from or to the memory at the deadline");
+    }
     nanosleep(&rest, nullptr);
     rest.tv_nsec = std::min(2 * rest.tv_nsec, kLongestRestNs);
   }
-  return true;
+  return {};
 }
 
 void Pool::free_grant(uint32_t index) {

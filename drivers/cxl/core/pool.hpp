@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -75,9 +76,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
                    uint32_t* index, uint64_t* generation);
   // From now on nobody begins to copy under it.
   void end_grant(uint32_t index);
-  // False when somebody still copied under it at the deadline.
-  bool wait_unused(uint32_t index, uint64_t deadline_ns);
-  // The slot may be given again: wait_unused() was true.
+  // MC_TIMEOUT names who still copied under it at the deadline.
+  Status wait_unused(uint32_t index, uint64_t deadline_ns);
+  // The slot may be given again: wait_unused() was good.
   void free_grant(uint32_t index);
 
   // ---- what this process does with grants of others
@@ -144,7 +145,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void leave();
   void keep_lease(Keeper& keeper, std::atomic<int>* started);
   bool has_died(uint32_t member) const;
-  bool in_use(uint32_t member, uint32_t index);
+  std::optional<uint32_t> user_of(uint32_t owner, uint32_t index);
 
   const Header& header() const { return *reinterpret_cast<const Header*>(data()); }
   std::byte* control(uint32_t host) const { return data() + kUnit + host * kControlBytes; }

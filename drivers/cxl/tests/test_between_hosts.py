@@ -14,7 +14,8 @@ import pytest
 from mooncake_driver_cxl import Pool
 from mooncake_transfer import Region, TransferConfig, TransferEngine
 from mooncake_transfer.errors import NoRoute, PeerUnreachable, RegionBusy, RegionRefused
-from mooncake_transfer.testing import PeerProcess
+from mooncake_transfer.testing import PeerProcess, PeerProcessError
+from mooncake_transfer.testing.fixtures import wait_until
 
 MIB = 1 << 20
 POOL_BYTES = 128 * MIB
@@ -105,6 +106,32 @@ def test_a_region_is_given_back_although_its_writer_was_stopped_in_mid_copy(shar
         copier.kill()
         assert set(view.tolist()) == {9}
         del view, region
+
+
+def test_the_process_that_still_copies_is_named(shared: Path) -> None:
+    with TransferEngine(config(shared, 0)) as owner, PeerProcess(config(shared, 0)) as copier:
+        source = copier.allocate(MIB, 3)
+        said: list[str] = []
+
+        def caught_inside_a_copy() -> bool:
+            """Nearly always: whether the signal comes between two copies is left to chance."""
+            region = owner.allocate(MIB)
+            copier.begin_write(source.number, region.descriptor(), [[0, 0, MIB]] * 20_000, DEADLINE_S)
+            with memoryview(region.view()) as view:
+                wait_until(lambda: any(view[:64]), "the first bytes arrive")
+            copier.pause()
+            try:
+                region.close(0.1)
+            except RegionBusy as error:
+                said.append(str(error))
+            copier.resume()
+            region.close(DEADLINE_S)
+            with pytest.raises(PeerProcessError):
+                copier.answer()
+            return said != []
+
+        wait_until(caught_inside_a_copy, "a copier is stopped inside a copy")
+        assert f"process {copier.pid} still copied from or to the memory" in said[0]
 
 
 def test_memory_outside_the_pool_is_left_to_other_drivers(shared: Path) -> None:

@@ -193,6 +193,8 @@ struct AddressTableOps {
   size_t size;
   int (*insert)(AddressTable* table, const void* addresses, size_t count, Address* out, uint64_t flags,
                 void* context);
+  void* unused[4];
+  const char* (*straddr)(AddressTable* table, const void* address, char* text, size_t* length);
 };
 
 struct AddressTable {

@@ -67,6 +67,15 @@ Status Link::reach(const FabricAddress& address, fi::Address& peer) {
                                     (rc < 0 ? ": " + fabric_.say(rc) : std::string()));
 }
 
+std::string Link::text_of(const FabricAddress& address) const {
+  char text[128] = "";
+  size_t length = sizeof text;
+  fi::AddressTable* table = port_.addresses.get();
+  if (table->ops->straddr != nullptr) table->ops->straddr(table, address.bytes.data(), text, &length);
+  text[sizeof text - 1] = 0;
+  return text[0] != 0 ? text : "an unknown address";
+}
+
 void Link::forget(fi::Address peer) {
   std::erase_if(waiting_, [&](const Waiting& each) { return each.peer == peer; });
 }

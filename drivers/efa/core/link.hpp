@@ -50,6 +50,8 @@ class Link {
   fi::Endpoint* endpoint() const { return port_.endpoint.get(); }
 
   Status reach(const FabricAddress& address, fi::Address& peer);
+  // An address as libfabric writes it, for messages.
+  std::string text_of(const FabricAddress& address) const;
   // Nothing more to this peer. Its address stays until the link is closed: providers take what a peer sent
   // before for a message of one that they know.
   void forget(fi::Address peer);

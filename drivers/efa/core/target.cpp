@@ -114,10 +114,15 @@ Status Target::revoke(Region& region, const uint8_t* key, uint64_t deadline_ns) 
   }
   if (!found) return failed(MC_INVALID, "the memory has no such key");
   close_returned();
-  while (deadline_ns != 0 && is_returning(region)) {
+  while (deadline_ns != 0) {
+    std::vector<const Guest*> late = returning(region);
+    if (late.empty()) break;
     uint64_t now = now_ns();
-    if (now >= deadline_ns)
-      return failed(MC_TIMEOUT, "peers have not ended what they had in flight by the deadline");
+    if (now >= deadline_ns) {
+      return failed(MC_TIMEOUT, std::to_string(late.size()) + " sessions of peers, such as that of " +
+                                    late[0]->link->text_of(late[0]->address) +
+                                    ", have not ended what they had in flight by the deadline");
+    }
     changed_.wait_for(lock, std::chrono::nanoseconds(std::min<uint64_t>(deadline_ns - now, kPatienceNs)));
   }
   return {};
@@ -134,13 +139,14 @@ Status Target::withdraw(Region& region, uint64_t deadline_ns) {
   return {};
 }
 
-bool Target::is_returning(const Region& region) const {
-  for (const auto& grant : region.grants) {
-    for (const auto& [number, guest] : guests_) {
-      if (guest->returning.contains(grant->number)) return true;
-    }
+std::vector<const Target::Guest*> Target::returning(const Region& region) const {
+  std::vector<const Guest*> found;
+  for (const auto& [number, guest] : guests_) {
+    bool holds = std::any_of(region.grants.begin(), region.grants.end(),
+                             [&](const auto& grant) { return guest->returning.contains(grant->number); });
+    if (holds) found.push_back(guest.get());
   }
-  return false;
+  return found;
 }
 
 // Ends the registrations of revoked keys that nobody uses any more.
@@ -188,8 +194,8 @@ void Target::on_hello(const Message& hello) {
 Status Target::welcome(const Message& hello) {
   auto guest = std::make_unique<Guest>();
   if (Status status = links_.take(guest->link); !status.ok()) return status;
-  FabricAddress address{hello.address, hello.address_length};
-  if (Status status = guest->link->reach(address, guest->peer); !status.ok()) {
+  guest->address = {hello.address, hello.address_length};
+  if (Status status = guest->link->reach(guest->address, guest->peer); !status.ok()) {
     links_.release(*guest->link, true);
     return status;
   }

@@ -84,6 +84,7 @@ class Target {
   struct Guest {
     Link* link = nullptr;
     fi::Address peer = fi::kAddressUnspecified;
+    FabricAddress address;   // the same, as it was told
     uint64_t number = 0;     // ours
     uint64_t initiator = 0;  // the peer's
     Name session{};
@@ -113,7 +114,8 @@ class Target {
   // Closes the link under it, and so ends the others on it, too.
   void expel(Link& link);
   void end_with_lock(const Name& session);
-  bool is_returning(const Region& region) const;
+  // Who may have operations in flight under a revoked key of it.
+  std::vector<const Guest*> returning(const Region& region) const;
   void close_returned();
 
   Shared& shared_;

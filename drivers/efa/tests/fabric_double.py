@@ -1,50 +1,30 @@
-"""Builds the double of libfabric in double/, once for each run of the tests, and sets it up."""
+"""Builds the double of libfabric in double/, and sets it up."""
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import functools
-import os
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
-import pytest
-
 from mooncake_transfer import TransferConfig
+from mooncake_transfer.testing.compiling import compiled
 
-__all__ = ["CORE", "HERE", "compiler", "config_over_the_double", "double", "double_library"]
+__all__ = ["CORE", "HERE", "INCLUDE", "config_over_the_double", "double", "double_library"]
 
 HERE = Path(__file__).parent
 CORE = HERE.parent / "core"
 ABI = next(path for path in (HERE.parent / "abi", HERE.parents[2] / "abi") if path.is_dir())
-BUILD_S = 280
+INCLUDE = (CORE, ABI)
 
 
-def compiler() -> list[str]:
-    """The command of the C++ compiler, with what every program of the tests needs; skips without one."""
-    found = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if found is None:
-        pytest.skip("no C++ compiler to build what the test needs; set CXX")
-    return [*found.split(), "-std=c++20", "-O1", "-g", "-pthread", f"-I{CORE}", f"-I{ABI}"]
-
-
-@functools.cache
 def double_library() -> Path:
     """The double, built."""
-    folder = tempfile.mkdtemp(prefix="mooncake-efa-double-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    library = Path(folder, "libfabric-double.so")
-    sources = map(str, sorted((HERE / "double").glob("*.cpp")))
-    command = [*compiler(), "-fPIC", "-shared", "-fvisibility=hidden", "-o", str(library), *sources]
-    subprocess.run(command, check=True, timeout=BUILD_S)
-    return library
+    sources = sorted((HERE / "double").glob("*.cpp"))
+    flags = ("-O1", "-g", "-shared", "-fvisibility=hidden")
+    return compiled("libfabric-double.so", sources, *flags, include=INCLUDE)
 
 
 def double() -> ctypes.CDLL:
-    """The double as this process has it; skips the test where there is no compiler to build it."""
+    """The double as this process has it."""
     return ctypes.CDLL(str(double_library()))
 
 

@@ -7,9 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fabric_double import compiler
+from fabric_double import CORE, INCLUDE
 
-CORE = Path(__file__).parent.parent / "core"
+from mooncake_transfer.testing.compiling import cxx
+
 FOLDERS = (Path("/opt/amazon/efa/include"), Path("/usr/include"))
 # Ours and theirs. Those that libfabric fills or reads as a whole have its size; newer versions may be longer.
 WHOLE = {
@@ -156,6 +157,7 @@ def comparison() -> str:
 def test_layout_and_constants_are_those_of_the_header(tmp_path: Path) -> None:
     source = tmp_path / "compare.cpp"
     source.write_text(comparison())
-    command = [*compiler(), *(f"-I{folder}" for folder in FOLDERS[:1]), "-fsyntax-only", str(source)]
+    command = [*cxx(), "-std=c++20", *(f"-I{folder}" for folder in (*INCLUDE, *FOLDERS[:1]))]
+    command += ["-fsyntax-only", str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -6,19 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-from fabric_double import HERE, compiler, double_library
+from fabric_double import HERE, INCLUDE, double_library
+
+from mooncake_transfer.testing.compiling import compiled
 
 OPERATIONS = 1 << 20
 DEADLINE_S = 60
 
 
-def test_the_hot_path_allocates_nothing_and_rings_once_for_16(tmp_path: Path) -> None:
+def test_the_hot_path_allocates_nothing_and_rings_once_for_16() -> None:
     """A million small writes in batches of 1,024, by an engine that never waits."""
-    probe = tmp_path / "hot_path.so"
-    command = [*compiler(), "-fPIC", "-shared", "-o", str(probe), str(HERE / "native/hot_path.cpp"), "-ldl"]
-    subprocess.run(command, check=True, timeout=DEADLINE_S)
+    source = HERE / "native/hot_path.cpp"
+    probe = compiled("hot_path.so", [source], "-O1", "-g", "-shared", "-ldl", include=INCLUDE)
     script = [sys.executable, str(HERE / "native/hot_path.py"), str(probe), str(double_library()), "0"]
     done = subprocess.run(
         [*script, str(OPERATIONS)],

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from fabric_double import compiler, config_over_the_double, double_library
+from fabric_double import config_over_the_double, double_library
 
 from mooncake_driver_efa import plugin
 from mooncake_transfer import TransferEngine
 from mooncake_transfer.hooks import Available, Unavailable
+from mooncake_transfer.testing.compiling import compiled
 
 
 def reason(options: dict[str, object]) -> str:
@@ -23,10 +24,9 @@ def reason(options: dict[str, object]) -> str:
 
 def made(folder: Path, text: str) -> str:
     """A library of this source."""
-    source, library = folder / "made.cpp", folder / "libfabric.so.1"
+    source = folder / "made.cpp"
     source.write_text(text)
-    subprocess.run([*compiler(), "-fPIC", "-shared", "-o", str(library), str(source)], check=True)
-    return str(library)
+    return str(compiled("libfabric.so.1", [source], "-shared"))
 
 
 def test_describing_the_driver_loads_neither_its_core_nor_libfabric() -> None:

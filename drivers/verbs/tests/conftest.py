@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +14,10 @@ import pytest
 from mooncake_transfer.plugins import driver_plugins
 
 HERE = Path(__file__).parent
-CORE = HERE.parent / "core"
+sys.path.insert(0, str(HERE / "double"))
+
+from verbs_double import build  # noqa: E402
+
 DEVICES = 8
 
 
@@ -53,31 +54,14 @@ class Fabric:
         return value
 
 
-@pytest.fixture(scope="session")
-def compiler() -> list[str]:
-    """The command of the C++ compiler that built the core, with what every program of the tests needs."""
-    found = os.environ.get("CXX") or shutil.which("c++")
-    assert found, "the double of libibverbs is built with a C++20 compiler: set CXX"
-    return [*found.split(), "-std=c++20", "-O2", "-pthread", f"-I{CORE}"]
-
-
-@pytest.fixture(scope="session")
-def double_library(compiler: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The double, built."""
-    library = tmp_path_factory.mktemp("double") / "libibverbs_double.so"
-    sources = sorted(str(source) for source in (HERE / "double").glob("*.cpp"))
-    command = [*compiler, "-fPIC", "-shared", "-fvisibility=hidden", "-o", str(library), *sources, "-ldl"]
-    subprocess.run(command, check=True)
-    return library
-
-
 @pytest.fixture(scope="package", autouse=True)
-def double(double_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The library, in use; beside it the file that stands for the network between the processes."""
     folder = tmp_path_factory.mktemp("plugin")
+    library = build(folder)
     found = folder / "verbs_double-0.dist-info"
     found.mkdir()
-    (folder / "verbs_double_library.py").write_text(f"LIBRARY = {str(double_library)!r}\n")
+    (folder / "verbs_double_library.py").write_text(f"LIBRARY = {str(library)!r}\n")
     (found / "METADATA").write_text("Metadata-Version: 2.1\nName: verbs-double\nVersion: 0\n")
     (found / "entry_points.txt").write_text(
         "[mooncake_transfer.drivers]\nverbs_double = verbs_double_plugin\n"
@@ -88,7 +72,7 @@ def double(double_library: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         patch.setenv("PYTHONPATH", os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]))
         # Other tests of this run may have had the plugins listed before, and will again.
         driver_plugins.cache_clear()
-        yield double_library
+        yield library
     driver_plugins.cache_clear()
 
 

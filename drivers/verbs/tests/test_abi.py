@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mooncake_transfer.testing.compiling import cxx
+
 CORE = Path(__file__).parent.parent / "core"
 HEADER = Path("/usr/include/infiniband/verbs.h")
 # Ours, theirs, and members whose names differ.
@@ -84,7 +86,7 @@ def members(struct: str) -> list[str]:
 
 
 @pytest.mark.skipif(not HEADER.exists(), reason=f"{HEADER} is not here; install libibverbs-dev")
-def test_layout_and_constants_are_those_of_the_header(compiler: list[str], tmp_path: Path) -> None:
+def test_layout_and_constants_are_those_of_the_header(tmp_path: Path) -> None:
     lines = [
         "#include <infiniband/verbs.h>",
         '#include "ibverbs_abi.hpp"',
@@ -111,6 +113,9 @@ def test_layout_and_constants_are_those_of_the_header(compiler: list[str], tmp_p
     source = tmp_path / "compare.cpp"
     source.write_text("\n".join(lines) + "\n")
     done = subprocess.run(
-        [*compiler, "-fsyntax-only", str(source)], capture_output=True, text=True, check=False
+        [*cxx(), "-std=c++20", f"-I{CORE}", "-fsyntax-only", str(source)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -9,23 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from mooncake_transfer.testing.compiling import compiled
+
 GPU = Path(__file__).parent / "gpu"
 DEADLINE_S = 120
 
 
+def build(*flags: str) -> Path:
+    """A double of libcuda; the name within is what makes the loader take it for the library of that name."""
+    shared = ("-O2", "-shared", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
+    return compiled("libcuda.so.1", [GPU / "cuda_double.cpp"], *shared, *flags)
+
+
 @pytest.fixture(scope="session")
-def cuda(compiler: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cuda() -> Path:
     """The double of libcuda, built."""
-    return build(compiler, tmp_path_factory.mktemp("cuda"))
-
-
-def build(compiler: list[str], folder: Path, *flags: str) -> Path:
-    """Build one; the name within is what makes the loader take it for the library of that name."""
-    library = folder / "libcuda.so.1"
-    source = str(GPU / "cuda_double.cpp")
-    shared = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run([*compiler, *shared, *flags, source, "-o", str(library)], check=True)
-    return library
+    return build()
 
 
 def run(library: Path | str, what: str) -> str:
@@ -56,8 +55,8 @@ def test_what_cannot_be_a_dma_buf_is_refused_with_the_reason(cuda: Path, what: s
     assert said.endswith(" 0"), "no context stays current or retained"
 
 
-def test_a_libcuda_without_the_call_is_named(compiler: list[str], tmp_path: Path) -> None:
-    said = run(build(compiler, tmp_path, "-DWITHOUT_DMA_BUF"), "old")
+def test_a_libcuda_without_the_call_is_named() -> None:
+    said = run(build("-DWITHOUT_DMA_BUF"), "old")
     assert "libcuda.so.1 has no cuMemGetHandleForAddressRange; install a newer version of it" in said
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from mooncake_transfer.testing.compiling import compiled
 
 HERE = Path(__file__).parent
 CORE = HERE.parent / "core"
@@ -24,35 +27,31 @@ DEADLINE_S = 60
 
 
 @pytest.fixture(scope="session")
-def programs(compiler: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with ``checks`` and ``hot_path``, built."""
-    folder = tmp_path_factory.mktemp("native")
-    flags = [*compiler, f"-I{ABI}", f"-I{HERE / 'double'}"]
+def program() -> Callable[[str], Path]:
+    """Builds a program of ``native/``, with the core."""
     core = [path for path in sorted(CORE.glob("*.cpp")) if path.name != "bind.cpp"]
-    sources = [*core, HERE / "native/checks.cpp", HERE / "native/hot_path.cpp"]
 
-    def build(source: Path) -> str:
-        made = folder / f"{source.stem}.o"
-        subprocess.run([*flags, "-c", str(source), "-o", str(made)], check=True)
-        return str(made)
+    def build(source: Path) -> Path:
+        include = (CORE, ABI, HERE / "double")
+        return compiled(f"{source.stem}.o", [source], "-O2", "-c", include=include)
 
     with ThreadPoolExecutor(2) as pool:
-        *objects, checks, hot_path = pool.map(build, sources)
-    for main in (checks, hot_path):
-        subprocess.run([*flags, *objects, main, "-o", main.removesuffix(".o"), "-ldl"], check=True)
-    return folder
+        objects = list(pool.map(build, core))
+    return lambda name: compiled(name, [], "-ldl", link=[*objects, build(HERE / f"native/{name}.cpp")])
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_check_holds(programs: Path, double: Path, name: str) -> None:
-    command = [str(programs / "checks"), str(double), name]
+def test_check_holds(program: Callable[[str], Path], double: Path, name: str) -> None:
+    command = [str(program("checks")), str(double), name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_hot_path_allocates_nothing_and_rings_once_for_32(programs: Path, double: Path) -> None:
+def test_the_hot_path_allocates_nothing_and_rings_once_for_32(
+    program: Callable[[str], Path], double: Path
+) -> None:
     """A million small writes in batches of 1,024: 32 to a doorbell, one of 16 signalled, all inline."""
-    command = [str(programs / "hot_path"), str(double), "0", str(OPERATIONS)]
+    command = [str(program("hot_path")), str(double), "0", str(OPERATIONS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     counted = json.loads(done.stdout)
     assert counted["operations"] == counted["requests"] == counted["inline"] == OPERATIONS

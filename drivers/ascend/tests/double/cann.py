@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,41 +13,28 @@ from pathlib import Path
 
 from mooncake_driver_ascend.shim_build import build_shim
 from mooncake_transfer import drivers
+from mooncake_transfer.testing.compiling import compiled, cxx
 
 __all__ = ["build", "installed", "shim_of"]
 
 HERE = Path(__file__).parent
 LIBRARIES = {"libascendcl.so": "acl.cpp", "libcann_hixl.so": "hixl.cpp"}
+FLAGS = ("-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-shared")
 
 
 @lru_cache(maxsize=1)
 def build() -> Path:
-    """Compile them once in a session; the folder goes with this process."""
+    """A folder for this process, which goes with it."""
     cann, maker = Path(tempfile.mkdtemp(prefix="cann-double-")), os.getpid()
     atexit.register(lambda: shutil.rmtree(cann, ignore_errors=True) if os.getpid() == maker else None)
     shutil.copytree(HERE / "include", cann / "include")
     (cann / "lib64").mkdir()
-    compiler = os.environ.get("CXX", "c++").split()
-    flags = [
-        "-std=c++20",
-        "-O1",
-        "-g",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-fPIC",
-        "-fvisibility=hidden",
-        "-shared",
-    ]
-    others: list[str] = []
+    others: list[Path] = []
     for name, source in LIBRARIES.items():
-        library = str(cann / "lib64" / name)
-        command = [*compiler, *flags, f"-I{cann / 'include'}", str(HERE / source), *others]
-        command += ["-pthread", "-Wl,-rpath,$ORIGIN", f"-Wl,-soname,{name}", "-o", library]
-        subprocess.run(command, check=True)
-        others.append(library)
-    home = cann / "home"
-    build_shim(cann, shim_of(home), compiler=compiler[0])
+        own = (f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN")
+        others.append(compiled(name, [HERE / source], *FLAGS, *own, include=[HERE / "include"], link=others))
+        shutil.copy(others[-1], cann / "lib64")
+    build_shim(cann, shim_of(cann / "home"), compiler=cxx()[0])
     return cann
 
 

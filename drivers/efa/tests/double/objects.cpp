@@ -107,7 +107,16 @@ int close_addresses(fi::Fid* handle) {
 }
 
 fi::FidOps addresses_fid_ops{sizeof(fi::FidOps), close_addresses, no_bind, no_control, {}};
-fi::AddressTableOps addresses_ops{sizeof(fi::AddressTableOps), insert};
+const char* write_address(fi::AddressTable*, const void* address, char* text, size_t* length) {
+  uint64_t number = 0;
+  std::memcpy(&number, address, sizeof number);
+  *length = static_cast<size_t>(
+                std::snprintf(text, *length, "double://%llu", static_cast<unsigned long long>(number))) +
+            1;
+  return text;
+}
+
+fi::AddressTableOps addresses_ops{sizeof(fi::AddressTableOps), insert, {}, write_address};
 
 int open_addresses(fi::Domain*, fi::AddressTableAttr*, fi::AddressTable** made, void*) {
   auto* table = new Addresses;

@@ -5,14 +5,13 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 
 from mooncake_transfer import drivers
+from mooncake_transfer.testing.compiling import compiled
 
 __all__ = ["build", "installed"]
 
@@ -21,36 +20,26 @@ DRIVER = HERE.parents[1]
 ABI = (DRIVER / "abi", DRIVER.parents[1] / "abi")  # in an sdist, and in the repository
 
 
-@lru_cache(maxsize=1)
-def _objects() -> dict[str, Path]:
-    """Compile it once in a session; the folder goes with this process."""
-    folder = _folder()
-    (abi,) = [folder for folder in ABI if folder.is_dir()]
-    compiler = os.environ.get("CXX", "c++").split()
-    flags = ["-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
-    built = {}
-    for source in sorted(HERE.glob("*.cpp")):
-        built[source.stem] = folder / f"{source.stem}.o"
-        command = [*compiler, *flags, f"-I{DRIVER / 'core'}", f"-I{abi}", "-c", str(source), "-o"]
-        subprocess.run([*command, str(built[source.stem])], check=True)
-    return built
-
-
 def build(**settings: int) -> Path:
-    """Link a double of its own. ``settings``: VERSION, DEVICES, PEERS, FABRIC, IPC, FIRST, INIT_ERROR.
+    """A double of its own. ``settings``: VERSION, DEVICES, PEERS, FABRIC, IPC, FIRST, INIT_ERROR.
 
     VERSION (as cuDriverGetVersion says it) also decides which functions there are.
     """
     version = settings.get("VERSION", 13000)
     without = {name for name, since in (("batch_12", 12080), ("batch_13", 13000)) if version < since}
-    objects = [str(path) for name, path in _objects().items() if name not in without]
+    (abi,) = [folder for folder in ABI if folder.is_dir()]
+    include = (DRIVER / "core", abi)
+    flags = ("-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-c")
+    objects = [
+        compiled(f"{source.stem}.o", [source], *flags, include=include)
+        for source in sorted(HERE.glob("*.cpp"))
+        if source.stem not in without
+    ]
+    linked = compiled("libcuda.so.1", [], "-shared", "-ldl", link=objects)
     folder = _folder()
     lines = [f"{name} {value}\n" for name, value in settings.items()]
     (folder / "settings").write_text("".join(lines))
-    library = folder / "libcuda.so.1"
-    compiler = os.environ.get("CXX", "c++").split()
-    subprocess.run([*compiler, "-shared", "-pthread", *objects, "-ldl", "-o", str(library)], check=True)
-    return library
+    return Path(shutil.copy(linked, folder))
 
 
 def _folder() -> Path:
