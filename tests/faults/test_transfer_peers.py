@@ -33,7 +33,7 @@ NBYTES = 4 << 20
 ENDLESS = np.tile(np.array([[0, 0, NBYTES]], np.uint64), (1 << 14, 1))
 ALL = [[0, 0, NBYTES]]
 DEADLINE_S = 20.0
-LOSS_S = 15.0  # how late the end of a peer may show
+LOSS_S = 60.0  # how late the end of a peer may show
 EXIT_S = 60.0  # of a process that opens an engine, begins transfers, and ends
 AT_ONCE_S = 10.0  # of that, for the end alone
 # The causes that messages are to have, in the words of whoever notices first.

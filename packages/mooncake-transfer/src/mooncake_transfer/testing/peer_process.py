@@ -22,6 +22,7 @@ from mooncake_transfer.testing.stopping import stop_process
 
 __all__ = ["PeerProcess", "PeerProcessError"]
 
+START_S = 90.0  # for Python to import all of it where many start at once
 ANSWER_S = 30.0
 EXIT_S = 30.0
 
@@ -66,7 +67,7 @@ class PeerProcess:
         self._received = b""
         self._kind = kind
         try:
-            self.address = str(self.answer())
+            self.address = str(self.answer(START_S))
         except BaseException:
             self.kill()
             self.close()
