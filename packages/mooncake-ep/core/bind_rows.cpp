@@ -82,6 +82,13 @@ void take_expanded_at(const RoutingArgs& routing, const RowArgs& rows, uintptr_t
                 at<float>(weights_to), at<int64_t>(taken));
 }
 
+void copy_blocks_at(uintptr_t from, uintptr_t to, size_t blocks, size_t block_bytes, uintptr_t counts,
+                    size_t row_bytes) {
+  GilReleased released;
+  copy_blocks(at<const uint8_t>(from), at<uint8_t>(to), blocks, block_bytes, at<const int64_t>(counts),
+              row_bytes);
+}
+
 void find_choices_at(uintptr_t topk, size_t tokens, size_t choices, uintptr_t base, size_t experts,
                      size_t row_bytes, uintptr_t addends) {
   find_choices(at<const int64_t>(topk), tokens, choices, at<const uintptr_t>(base), experts, row_bytes,
@@ -120,6 +127,8 @@ void bind_rows(nb::module_& m) {
         "A row for every choice there, packed by expert in blocks of rows_of_expert; scales in columns.");
   m.def("take_expanded", &take_expanded_at, "routing"_a, "rows"_a, "weights"_a, "next"_a, "weights_to"_a,
         "taken"_a, "A row for every choice there, from row next[expert] on.");
+  m.def("copy_blocks", &copy_blocks_at, "source"_a, "to"_a, "blocks"_a, "block_bytes"_a, "counts"_a,
+        "row_bytes"_a, "The first int64 counts[block] rows of every block.");
   m.def("find_choices", &find_choices_at, "topk"_a, "tokens"_a, "choices"_a, "base"_a, "experts"_a,
         "row_bytes"_a, "addends"_a,
         "Addresses [tokens, choices] of what experts return, from where the rows of each begin.");

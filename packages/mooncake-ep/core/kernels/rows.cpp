@@ -93,6 +93,14 @@ void take_expanded(const Routing& routing, const Rows& rows, const float* weight
   }
 }
 
+void copy_blocks(const uint8_t* from, uint8_t* to, size_t blocks, size_t block_bytes, const int64_t* counts,
+                 size_t row_bytes) {
+  for (size_t block = 0; block < blocks; ++block) {
+    size_t at = block * block_bytes;
+    std::memcpy(to + at, from + at, static_cast<size_t>(counts[block]) * row_bytes);
+  }
+}
+
 void find_choices(const int64_t* topk, size_t tokens, size_t choices, const uintptr_t* base, size_t experts,
                   size_t row_bytes, uintptr_t* addends) {
   std::vector<size_t> seen(experts);

@@ -63,6 +63,10 @@ void take_choices(const Routing& routing, const Rows& rows, size_t rows_of_exper
 void take_expanded(const Routing& routing, const Rows& rows, const float* weights, int64_t* next,
                    float* weights_to, int64_t* taken);
 
+// The first rows of every block, of which there are counts[block].
+void copy_blocks(const uint8_t* from, uint8_t* to, size_t blocks, size_t block_bytes, const int64_t* counts,
+                 size_t row_bytes);
+
 // Where the addends of every token are. base: of every expert (rank), where its rows for this source begin, 0
 // when it has none for us.
 void find_choices(const int64_t* topk, size_t tokens, size_t choices, const uintptr_t* base, size_t experts,

@@ -60,6 +60,9 @@ def take_choices(routing: Sequence[int], rows: Sequence[int], rows_of_expert: in
 def take_expanded(routing: Sequence[int], rows: Sequence[int], weights: int, next: int, weights_to: int, taken: int) -> None:
     """A row for every choice there, from row next[expert] on."""
 
+def copy_blocks(source: int, to: int, blocks: int, block_bytes: int, counts: int, row_bytes: int) -> None:
+    """The first int64 counts[block] rows of every block."""
+
 def find_choices(topk: int, tokens: int, choices: int, base: int, experts: int, row_bytes: int, addends: int) -> None:
     """
     Addresses [tokens, choices] of what experts return, from where the rows of each begin.

@@ -55,7 +55,14 @@ class ExpertOwners:
 
     def experts_of(self, rank: int) -> tuple[int, ...]:
         """Return the experts of one rank, ascending: position is local id."""
-        return tuple(expert for expert, owner in enumerate(self.owner_of) if owner == rank)
+        return self._experts[rank] if 0 <= rank < self.num_ranks else ()
+
+    @cached_property
+    def _experts(self) -> tuple[tuple[int, ...], ...]:
+        found: list[list[int]] = [[] for _ in range(self.num_ranks)]
+        for expert, owner in enumerate(self.owner_of):
+            found[owner].append(expert)
+        return tuple(tuple(experts) for experts in found)
 
     @cached_property
     def local_id_of(self) -> tuple[int, ...]:

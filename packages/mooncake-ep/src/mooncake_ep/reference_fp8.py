@@ -39,8 +39,9 @@ def dequantize(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 def pack_ue8m0(scales: torch.Tensor) -> torch.Tensor:
     """Turn float32 powers of two [..., groups] into their exponents, four in an int32: [..., groups / 4]."""
-    exponents = (scales.contiguous().view(torch.int32) >> 23).to(torch.uint8)
-    return exponents.contiguous().view(torch.int32)
+    exponents = scales.contiguous().view(torch.int32) >> 23
+    first, second, third, fourth = (exponents[..., place::4] for place in range(4))
+    return first | second << 8 | third << 16 | fourth << 24
 
 
 def unpack_ue8m0(packed: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""How ranks of one host exchange rows: windows of shared memory, and the rounds in which they are used."""

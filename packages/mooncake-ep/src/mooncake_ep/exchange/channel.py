@@ -1,0 +1,95 @@
+"""Rounds of one kind, dispatches or combines: who may write when, and when what was written may be read.
+
+A round has a number, which all ranks count alike. Its bytes go to one of two regions of the writer's window,
+in turns; a region is written again only after every rank that is still there has read it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+
+from mooncake_ep.exchange.peers import HEAD_BYTES, META_BYTES, REGION_BYTES, Peers
+
+__all__ = ["COMBINE", "DISPATCH", "Channel"]
+
+DISPATCH, COMBINE = 0, 1
+POSTED, WRITING = 2, 3  # words of the first channel; the second has the two that follow
+FIRST_READ = 16
+HEADER_BYTES = 128
+
+
+class Channel:
+    """One side of all rounds of one kind."""
+
+    def __init__(self, peers: Peers, kind: int) -> None:
+        self.peers = peers
+        self._kind = kind
+        self._posted, self._writing = POSTED + 2 * kind, WRITING + 2 * kind
+        self._read = FIRST_READ + kind * peers.size
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with the number that the ranks agreed on when they met."""
+        self.round = self._claimed = self.peers.rounds
+
+    def region(self, number: int) -> int:
+        """Where the region of a round begins in a window: header, then further tables, then rows."""
+        return HEAD_BYTES + (2 * self._kind + number % 2) * REGION_BYTES
+
+    def rows(self, number: int) -> int:
+        """Where the rows of a round begin in a window."""
+        return self.region(number) + META_BYTES
+
+    def header(self, rank: int, number: int) -> ctypes.Array[ctypes.c_int64]:
+        """What the writer says of a round."""
+        return self.peers.header(rank, self.region(number))
+
+    def tables(self, number: int) -> int:
+        """Where tables that follow the header begin."""
+        return self.region(number) + HEADER_BYTES
+
+    def claim(self, deadline_ns: int) -> int:
+        """Make sure that the next round's region can be written, and return its number."""
+        number = self.round + 1
+        if self._claimed == number:
+            return number
+        for rank in range(self.peers.size):
+            if rank != self.peers.rank:
+                self.peers.wait(rank, self._read + self.peers.rank, number - 2, deadline_ns)
+        self.peers.window.store(self._writing, number)
+        self._claimed = number
+        return number
+
+    def post(self) -> int:
+        """Show what was written since the claim to all ranks; returns the number of the round."""
+        self.round += 1
+        self.peers.rounds = max(self.peers.rounds, self.round)
+        self.peers.window.store(self._posted, self.round)
+        return self.round
+
+    def wait(self, rank: int, number: int, deadline_ns: int, waits_us: list[int] | None = None) -> bool:
+        """Wait for what a rank posts in a round; False when it is gone or took too long.
+
+        `waits_us` [ranks] is increased by how long that took.
+        """
+        began = time.monotonic_ns()
+        came = self.peers.wait(rank, self._posted, number, deadline_ns)
+        if waits_us is not None:
+            waits_us[rank] += (time.monotonic_ns() - began) // 1000
+        return came
+
+    def is_intact(self, rank: int, number: int) -> bool:
+        """Whether what was read just now was still that round's.
+
+        It is not when this rank was so late that the writer gave it up and went on.
+        """
+        if self.peers.windows[rank].load(self._writing) <= number + 1:
+            return True
+        self.peers.alive[rank] = False
+        return False
+
+    def finish_all(self, number: int) -> None:
+        """Tell all ranks that this one will not read a round any more, whether it has read theirs or not."""
+        for rank in range(self.peers.size):
+            self.peers.window.store(self._read + rank, number)
