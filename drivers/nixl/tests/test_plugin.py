@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,7 @@ def test_the_probe_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_probe_names_module_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "MODULES", ("no_such_nixl", "msgspec"))
+    monkeypatch.setattr(library, "PART", "structs.py")
     found = plugin.probe()
     assert isinstance(found, Available)
     (device,) = found.devices
@@ -104,3 +106,15 @@ def test_without_nixl_loading_it_says_where_it_was_looked_for() -> None:
     assert all(importlib.util.find_spec(name) is None for name in library.MODULES)
     with pytest.raises(ImportError, match="looked for nixl_cu12, nixl_cu13, nixl"):
         library.load()
+
+
+@pytest.mark.skipif(bool(NIXL), reason="NIXL is installed")
+def test_a_module_that_only_has_the_name_is_not_nixl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nixl.py").write_text("")
+    (tmp_path / "nixl_cu13").mkdir()
+    (tmp_path / "nixl_cu13" / "_api.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert library.find() == "nixl_cu13"
+    (tmp_path / "nixl_cu13" / "_api.py").unlink()
+    assert library.find() == ""
+    assert isinstance(plugin.probe(), Unavailable)

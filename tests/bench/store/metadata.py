@@ -52,6 +52,7 @@ class _Run:
     state: MasterState
     digests: bytes
     spent_s: float = 0.0
+    seen: int = 0  # number of the last record taken; masters do not count from 0
 
     def ask(self, request: protocol.FromMember) -> protocol.Reply:
         request.epoch, request.client = EPOCH, CLIENT
@@ -79,9 +80,12 @@ class _Run:
                 reservation=reserved.reservation,
                 failed=[],
                 if_exists="keep",
-                notices_seen=number * BATCH,
+                notices_seen=self.seen,
             )
-            self.ask(commit)
+            committed = self.ask(commit)
+            assert isinstance(committed, protocol.Committed)
+            ((first, _),) = committed.notices  # more: the master did not take what was confirmed
+            self.seen = first + BATCH - 1
 
     def read(self, batch: bytes) -> None:
         located = self.ask(protocol.Locate(digests=batch))
@@ -112,7 +116,7 @@ def _measure(objects: int) -> Metadata:
     run.state.handle(mount, CLIENT, "", 0.0)
     run.fill(batches)
     filled_s = run.spent_s
-    run.ask(protocol.Heartbeat(leases=[], notices_seen=batches * BATCH))
+    run.ask(protocol.Heartbeat(leases=[], notices_seen=run.seen))
     resident = _resident_bytes() - before
     picked = random.integers(0, batches, size=(2, ROUNDS)).tolist()
     return Metadata(

@@ -55,7 +55,7 @@ def _command(name: str, folder: Path | None, pool: str) -> list[str]:
         cases.NIXL_TCP: ["--tls", "tcp,self"],
         cases.NIXL_TCP_SEEN: ["--tls", "tcp,self", "--visible"],
     }
-    return [python, str(AGENTS / "nixl.py"), *options[name]]
+    return [python, str(AGENTS / "nixl_peer.py"), *options[name]]
 
 
 def started(names: Iterable[str], folder: Path | None, progress: Progress, pool: str = "") -> Started:

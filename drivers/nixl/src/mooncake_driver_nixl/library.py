@@ -20,12 +20,20 @@ from typing import Any
 __all__ = ["MODULES", "find", "load"]
 
 MODULES = ("nixl_cu12", "nixl_cu13", "nixl")
+PART = "_api.py"  # of each of them
 BOUND_FIRST = ("libnl-3.so.200", "libnl-route-3.so.200")
 
 
 def find() -> str:
     """Name of the module that NIXL is installed as; empty when it is not."""
-    return next((name for name in MODULES if importlib.util.find_spec(name) is not None), "")
+    return next((name for name in MODULES if _is_nixl(name)), "")
+
+
+def _is_nixl(name: str) -> bool:
+    # Another module may have this name, such as a script beside the one that runs; NIXL's is a package.
+    spec = importlib.util.find_spec(name)
+    places = spec.submodule_search_locations if spec is not None else None
+    return any(os.path.isfile(os.path.join(place, PART)) for place in places or ())
 
 
 @functools.cache
