@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 __all__ = ["MODULES", "find", "load"]
@@ -33,7 +34,7 @@ def _is_nixl(name: str) -> bool:
     # Another module may have this name, such as a script beside the one that runs; NIXL's is a package.
     spec = importlib.util.find_spec(name)
     places = spec.submodule_search_locations if spec is not None else None
-    return any(os.path.isfile(os.path.join(place, PART)) for place in places or ())
+    return any((Path(place) / PART).is_file() for place in places or ())
 
 
 @functools.cache
