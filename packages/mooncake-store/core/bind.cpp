@@ -10,4 +10,5 @@ NB_MODULE(_core, m) {
   mooncake::store::bind_layout(m);
   mooncake::store::bind_desk(m);
   mooncake::store::bind_express(m);
+  mooncake::store::bind_quick(m);
 }

@@ -19,5 +19,6 @@ void bind_records(nanobind::module_& m);
 void bind_layout(nanobind::module_& m);
 void bind_desk(nanobind::module_& m);
 void bind_express(nanobind::module_& m);
+void bind_quick(nanobind::module_& m);
 
 }  // namespace mooncake::store

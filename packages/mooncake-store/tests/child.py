@@ -45,6 +45,7 @@ class Actor:
             answer({"result": "written"})
             threading.Event().wait()
 
+        self.store._quick = None  # its steps are compiled
         self.store._member.conclude = hang
         self.store.put(key, content(key.encode(), 1, nbytes))
 
@@ -56,6 +57,7 @@ class Actor:
 
     def wait_before(self, step, putting, key, nbytes):
         """Put or get, but wait for a line of input before a step; then what came of it."""
+        quick, self.store._quick = self.store._quick, None  # whose steps are compiled
         owner = self.store._mover if step in ("read", "write") else self.store._member
         original, waited = getattr(owner, step), []
 
@@ -80,6 +82,7 @@ class Actor:
             return "refused"
         finally:
             delattr(owner, step)
+            self.store._quick = quick
 
     def tier_records(self):
         """How many values the master took as being in this process's tier."""

@@ -43,12 +43,12 @@ const char* exception_name(Code code) {
   }
 }
 
+}  // namespace
+
 bool has_signal() {
   GilHeld acquire;
   return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
 }
-
-}  // namespace
 
 Interruptible::Interruptible() { interrupted = &has_signal; }
 
@@ -86,4 +86,5 @@ NB_MODULE(_core, m) {
   mooncake::bind_engine(m);
   mooncake::bind_transfer(m);
   mooncake::bind_python_driver(m);
+  mooncake::bind_calls(m);
 }

@@ -25,6 +25,9 @@ void require_origin(const Origin& origin);
 // A Python argument in seconds; raises ConfigError for what is none, for nan and for negative ones.
 double seconds_of(nanobind::handle value, const char* name);
 
+// Whether an exception is set, after a look for signals; takes the GIL.
+bool has_signal();
+
 // Lets go of the GIL, and has the waits of the core ask for Ctrl-C. Whoever made it calls
 // throw_if_interrupted() afterwards.
 class Interruptible {
@@ -68,6 +71,7 @@ inline nanobind::bytes to_bytes(const std::string& string) {
 void bind_engine(nanobind::module_& m);
 void bind_transfer(nanobind::module_& m);
 void bind_channel(nanobind::module_& m);
+void bind_calls(nanobind::module_& m);
 void bind_python_driver(nanobind::module_& m);
 
 }  // namespace mooncake

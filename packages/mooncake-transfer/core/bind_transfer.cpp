@@ -120,12 +120,8 @@ nb::object post(nb::handle_t<Handle> object, const std::optional<std::string>& p
   return nb::borrow(object);
 }
 
-// "write to region 'kv' of host:port did not finish within 2 s: ..."
 std::string overdue(Handle& self, double timeout_s) {
-  char limit[32];
-  snprintf(limit, sizeof(limit), "%g", timeout_s);
-  return self.transfer->label() + " did not finish within " + limit +
-         " s: " + self.engine->explain(*self.transfer);
+  return self.engine->overdue(*self.transfer, timeout_s);
 }
 
 // Cancels a transfer whose time is up; false when even then a driver does not let go of the memory.

@@ -37,6 +37,12 @@ void Engine::cancel_slices(Transfer& t) {
   }
 }
 
+std::string Engine::overdue(Transfer& t, double timeout_s) {
+  char limit[32];
+  snprintf(limit, sizeof(limit), "%g", timeout_s);
+  return t.label() + " did not finish within " + limit + " s: " + explain(t);
+}
+
 std::string Engine::explain(Transfer& t) {
   std::string text =
       std::to_string(t.bytes_done()) + " of " + std::to_string(t.plan.bytes()) + " bytes were moved";

@@ -199,7 +199,7 @@ Status Channel::ask(const LinkPtr& link, uint8_t type, const std::string& method
   bool waits = status.ok() || status.code == Code::kUnreachable;
   if (waits) {
     lock.unlock();
-    poll(link, kAnswerNs, [&] { return call->done.load(); });
+    poll(link, kAnswerNs, [&] { return call->done.load(); }, deadline_ns);
     lock.lock();
     bool done = wait_until(call->answered, lock, deadline_ns, [&] { return call->done.load(); });
     status = done ? call->status : Status::error(Code::kTimeout, link->label + " gave no answer in time");

@@ -173,8 +173,9 @@ class Channel {
   Status ask(const LinkPtr& link, uint8_t type, const std::string& method, const std::string& body,
              uint64_t deadline_ns, std::string* reply, std::string* remote_error);
 
-  // By any thread, as long as it pays, until `done`.
-  void poll(const LinkPtr& link, uint64_t most_ns, const std::function<bool()>& done);
+  // By any thread, as long as it pays, until `done`; then it sleeps on the socket, until `sleep_until_ns`.
+  void poll(const LinkPtr& link, uint64_t most_ns, const std::function<bool()>& done,
+            uint64_t sleep_until_ns = 0);
   bool begin_to_poll(const LinkPtr& link);
   void end_polling(const LinkPtr& link, bool goes_on);
   bool read_while_polling(const LinkPtr& link);

@@ -1,8 +1,11 @@
-// Threads that wait for an answer or for the next request read their connection's socket themselves for a
-// while: with a thread between them and the socket each message would take two wake-ups more.
+// Threads that wait for an answer or for the next request read their connection's socket themselves: with a
+// thread between them and the socket each message would take two wake-ups more.
+#include <poll.h>
+
 #include <utility>
 
 #include "channel.hpp"
+#include "interrupt.hpp"
 
 namespace mooncake {
 
@@ -10,14 +13,25 @@ namespace {
 
 constexpr size_t kPolledChunk = 16 << 10;
 
+// False when the time is over, or who waits does not want to any more; then it is asked again by who called.
+bool sleep_on(int fd, uint64_t until_ns) {
+  uint64_t until = slice_until(until_ns);
+  pollfd watched{fd, POLLIN, 0};
+  if (now_ns() >= until_ns) return false;
+  if (::poll(&watched, 1, poll_timeout_ms(until)) != 0) return true;
+  return now_ns() < until_ns && (interrupted == nullptr || !interrupted());
+}
+
 }  // namespace
 
-void Channel::poll(const LinkPtr& link, uint64_t most_ns, const std::function<bool()>& done) {
+void Channel::poll(const LinkPtr& link, uint64_t most_ns, const std::function<bool()>& done,
+                   uint64_t sleep_until_ns) {
   uint64_t now = now_ns();
   uint64_t until = now + link->spin.at_most(now, most_ns);
-  if (until == now || !begin_to_poll(link)) return;
+  bool spins = until != now;
+  if ((!spins && sleep_until_ns <= now) || !begin_to_poll(link)) return;
   bool goes_on = true;
-  while (goes_on) {
+  while (spins && goes_on) {
     goes_on = read_while_polling(link);
     if (done()) {
       link->spin.hit();
@@ -30,6 +44,10 @@ void Channel::poll(const LinkPtr& link, uint64_t most_ns, const std::function<bo
       break;
     }
     relax();
+  }
+  while (goes_on && !done()) {
+    goes_on = read_while_polling(link);
+    if (!goes_on || done() || !sleep_on(link->fd, sleep_until_ns)) break;
   }
   end_polling(link, goes_on);
 }

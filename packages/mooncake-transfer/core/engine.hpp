@@ -100,6 +100,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void attend();
   // What stands in the way of a transfer that is not done, for a message.
   std::string explain(Transfer& transfer);
+  // "write to region 'kv' of host:port did not finish within 2 s: ..."
+  std::string overdue(Transfer& transfer, double timeout_s);
 
   // ---- runs with PostOptions::held, the ticket; they say no, or do nothing, when that run has ended
 

@@ -103,6 +103,8 @@ def substituted(scheduler: Scheduler, open_coordination: Any) -> Iterator[None]:
         # The desk is compiled, and knows real time only; its Python twin does all of its work here.
         put(server, "lock_of", lambda state: Condition(scheduler))
         put(joining, "FEATURES", ())
+        # So are quick calls; what they leave to Python does all of their work here.
+        put(client, "open_quick", lambda *_: None)
         put(client, "is_cluster", lambda master: master.startswith("sim:"))
         put(file_tier, "Workers", SimWorkers)
         put(file_tier, "open_files", lambda way, **_: SimFiles(disk()))

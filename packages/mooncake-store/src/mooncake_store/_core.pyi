@@ -2,7 +2,7 @@
 Compiled core of mooncake_store: objects, free space of segments, order of eviction, records, digests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import numpy
@@ -541,3 +541,61 @@ def express_answer(answer: bytes) -> Any:
     Reserve: reservation, outcomes, rows, descriptors, room or None, wait. Commit: outcomes, pages of
     records.
     """
+
+class Quick:
+    """
+    The usual get and put of one value, without the interpreter. Thread-safe.
+
+    A call returns what the client's does, None when it has done nothing, or else how far it
+    has come, as quick.Handed.
+    """
+
+    def __init__(self, calls: object, method: str, prefix: bytes, wake: Callable[[], None], call_timeout_s: float, transfer_timeout_s: float) -> None: ...
+
+    def join(self, connection: int, epoch: int, client: int, lease_ttl_s: float, reservation_ttl_s: float, joined_s: float) -> None:
+        """
+        The client is a member of the master at the other end of the connection, since joined_s.
+        """
+
+    @property
+    def joined(self) -> bool: ...
+
+    def leave(self) -> None:
+        """It is not any more."""
+
+    def know(self, segment: int, descriptor: bytes, remote: object) -> None:
+        """The segment of this descriptor is reached as this RemoteRegion."""
+
+    def forget(self, segment: int) -> None: ...
+
+    def keep_only(self, segments: Sequence[int], asked_s: float) -> None:
+        """As Mover.keep_only."""
+
+    def end(self, lease: int) -> None:
+        """The next question tells the master that this lease has ended."""
+
+    def take_ended(self) -> list[int]:
+        """
+        Leases that have ended and that the master was not told of; that is the caller's now.
+        """
+
+    def ended_for_s(self) -> float:
+        """For how long the oldest of them has waited; 0 when there are none."""
+
+    def leases(self) -> list[int]:
+        """Those under which something is being read."""
+
+    def idle(self) -> None:
+        """Call `wake` when the next lease ends."""
+
+    def take_counts(self) -> tuple[list[tuple[str, int, int, float, list[int]]], tuple[int, int, int, int, int]]:
+        """
+        Name, number, failures, seconds and telemetry's buckets of calls, then hits, misses, bytes read,
+        values stored, bytes written; all since the last call.
+        """
+
+    def get_into(self, key: object, region: object, offset: object, nbytes: object) -> Any: ...
+
+    def get(self, key: object, staging: object) -> Any: ...
+
+    def put_from(self, key: object, region: object, offset: object, nbytes: object, replace: bool, seen_epoch: int, seen: int) -> Any: ...

@@ -19,10 +19,7 @@ from mooncake_store._errors import (
     KeyExists,
     KeyNotFound,
     MasterUnreachable,
-    PutFailed,
-    QuotaExceeded,
     SizeMismatch,
-    StoreFull,
     ValueInvalid,
 )
 from mooncake_store.batch import Batch, as_bools, as_bytes
@@ -47,8 +44,9 @@ from mooncake_store.own_segment import OwnSegment
 from mooncake_store.parts import READ, as_parts, as_ranges, require_inside
 from mooncake_store.policy import PutPolicy
 from mooncake_store.protocol import IfExists, Outcome, notice_method
+from mooncake_store.quick import open_quick
 from mooncake_store.read_session import ReadSession
-from mooncake_store.reader import Reading
+from mooncake_store.single import Singles, check_if_exists
 from mooncake_store.telemetry import ClientCounters
 from mooncake_store.tiers.contract import Tier
 from mooncake_store.tiers.owner import TierOwner, open_tiers
@@ -67,7 +65,7 @@ ELECTION_PAUSE_S = 0.1
 log = logging.getLogger(__name__)
 
 
-class Store(Keeping, Copying, Observing):
+class Store(Singles, Keeping, Copying, Observing):
     """A client of the distributed store. Thread-safe; a context manager. Close it before its engine.
 
     Keys are text or bytes, values any bytes, stored as a whole or not at all. A value read is always one
@@ -152,6 +150,12 @@ class Store(Keeping, Copying, Observing):
             self._counters,
             in_cluster=self._finder is not None,
         )
+        # Compiled code is seen by no garbage collector: it must not keep who keeps it.
+        told = weakref.WeakMethod(member.leases_ended)
+        self._quick = open_quick(self._engine, self.config, lambda: _ring(told))
+        member.quick = self._mover.quick = self._quick
+        if self._quick is not None:
+            self._counters.more = self._quick.take_counts
         # The engine keeps the handler for good; it must not keep the store with it.
         ring = weakref.WeakMethod(member.ring)
         self._engine.serve(notice_method(member.client), lambda payload, caller: _ring(ring))
@@ -212,43 +216,6 @@ class Store(Keeping, Copying, Observing):
 
     # ---- puts
 
-    def put(
-        self, key: Key, data: object, *, if_exists: IfExists = "error", policy: PutPolicy | None = None
-    ) -> None:
-        """Store the bytes of ``data``, any contiguous buffer.
-
-        Args:
-            if_exists: ``"error"`` raises KeyExists; ``"keep"`` leaves what is there; ``"replace"`` puts the
-                new value in its place at once, while readers of the old one finish on the old bytes.
-            policy: copies, places, pins, priority, group and session; see PutPolicy.
-
-        Raises KeyExists, KeyInvalid, ValueInvalid, StoreFull when nothing (more) may be evicted, PutFailed,
-        QuotaExceeded, RateLimited.
-        """
-        array = as_bytes(data)
-        # Only read from, whatever numpy thinks it may do with it.
-        with Staged(array, self._staging, holds_data=True) as memory:
-            offsets, sizes = as_ranges(0, array.nbytes, 1, array.nbytes)
-            batch = Batch(self.config.tenant, [key])
-            self._put_one(key, Values(batch, sizes, [Source(memory, offsets)], policy), if_exists)
-
-    def put_from(
-        self,
-        key: Key,
-        region: Region,
-        offset: int,
-        nbytes: int,
-        *,
-        if_exists: IfExists = "error",
-        policy: PutPolicy | None = None,
-    ) -> None:
-        """Store ``nbytes`` at ``offset`` of a region of the engine, without a copy in between. As
-        :meth:`put`.
-        """
-        offsets, sizes = as_ranges(offset, nbytes, 1, region.nbytes)
-        batch = Batch(self.config.tenant, [key])
-        self._put_one(key, Values(batch, sizes, [Source(Registered(region), offsets)], policy), if_exists)
-
     def batch_put_from(
         self,
         keys: Sequence[Key],
@@ -269,7 +236,7 @@ class Store(Keeping, Copying, Observing):
         room that could be made, or when its bytes could not be moved. Raises KeyExists with
         ``if_exists="error"`` when a key was there (the other values are stored), KeyInvalid, ValueInvalid.
         """
-        _check_if_exists(if_exists)
+        check_if_exists(if_exists)
         batch = Batch(self.config.tenant, keys)
         starts, sizes = as_ranges(offsets, nbytes, len(batch), region.nbytes)
         return self._put_many(Values(batch, sizes, [Source(Registered(region), starts)], policy), if_exists)
@@ -292,7 +259,7 @@ class Store(Keeping, Copying, Observing):
                 several memories N x 4, the number of the memory after that of the key. A value is its parts
                 in the order given; a key without parts has an empty value.
         """
-        _check_if_exists(if_exists)
+        check_if_exists(if_exists)
         batch = Batch(self.config.tenant, keys)
         with ExitStack() as stack:
             opened, bounds = self._open(stack, memories, holds_data=True)
@@ -334,22 +301,6 @@ class Store(Keeping, Copying, Observing):
             rows = np.insert(np.asarray(parts).reshape(-1, 3), 0, 0, axis=1)
             self._put_one(key, values_of(batch, opened, rows, bounds, policy), if_exists)
 
-    def _put_one(self, key: Key, values: Values, if_exists: IfExists) -> None:
-        _check_if_exists(if_exists)
-        result = self._writer.put(values, if_exists)
-        outcome = Outcome(result.outcomes[0])
-        if outcome is Outcome.FULL:
-            raise StoreFull(f"key {key!r:.80}", int(values.sizes[0]), result.room)
-        if outcome is Outcome.QUOTA:
-            raise QuotaExceeded(
-                f"key {key!r:.80} was not stored: its {int(values.sizes[0])} bytes are more than the quota "
-                f"of tenant {self.config.tenant!r} leaves; remove values, or raise quota_bytes at the master"
-            )
-        if outcome in (Outcome.FAILED, Outcome.LOST):
-            raise PutFailed(f"key {key!r:.80} was not stored: {result.reason}; a retry is safe")
-        if outcome is Outcome.EXISTS and if_exists == "error":
-            raise KeyExists(f"key {key!r:.80} exists; use if_exists='keep' or 'replace', or remove it first")
-
     def write_session(
         self,
         keys: Sequence[Key],
@@ -362,36 +313,11 @@ class Store(Keeping, Copying, Observing):
         into one reservation: ``session.write_parts``. At the end those are stored of which every byte was
         written; after an exception none. Raises KeyInvalid, ValueInvalid.
         """
-        _check_if_exists(if_exists)
+        check_if_exists(if_exists)
         batch = Batch(self.config.tenant, keys)
         return WriteSession(self._writer, self._open_given, batch, nbytes, if_exists, policy)
 
     # ---- gets
-
-    def get(self, key: Key) -> bytes:
-        """The value as bytes. Raises KeyNotFound, KeyInvalid."""
-        with self._read([key]) as reading:
-            self._require(reading.found, key)
-            with Received(int(reading.sizes[0]), self._staging) as memory:
-                reading.fetch(memory, np.zeros(1, dtype=np.uint64))
-                value = memory.value()
-        self._require(reading.good, key)
-        return value
-
-    def get_into(self, key: Key, region: Region, offset: int, nbytes: int) -> int:
-        """Read a value of at most ``nbytes`` to ``offset`` of a region of the engine; returns its size.
-
-        Raises KeyNotFound, KeyInvalid, ValueInvalid; SizeMismatch when the value is larger.
-        """
-        offsets, _ = as_ranges(offset, nbytes, 1, region.nbytes)
-        with self._read([key]) as reading:
-            self._require(reading.found, key)
-            found = int(reading.sizes[0])
-            if found > nbytes:
-                raise SizeMismatch(f"key {key!r:.80} has {found} bytes, room is for {nbytes}")
-            reading.fetch(Registered(region), offsets)
-        self._require(reading.good, key)
-        return found
 
     def batch_get_into(
         self, keys: Sequence[Key], region: Region, offsets: npt.ArrayLike, nbytes: npt.ArrayLike
@@ -486,12 +412,6 @@ class Store(Keeping, Copying, Observing):
             good: list[bool] = reading.good.tolist()
             return good
 
-    def _read(self, keys: Sequence[Key]) -> Reading:
-        return self._reading(Batch(self.config.tenant, keys))
-
-    def _reading(self, batch: Batch) -> Reading:
-        return Reading(self._member, self._mover, batch, self.config.transfer_timeout_s)
-
     def _open(
         self, stack: ExitStack, memories: Region | Sequence[object], *, holds_data: bool
     ) -> tuple[list[LocalMemory], int | list[int]]:
@@ -513,15 +433,6 @@ class Store(Keeping, Copying, Observing):
         self, stack: ExitStack, memories: Region | Sequence[object], holds_data: bool
     ) -> tuple[list[LocalMemory], int | list[int]]:
         return self._open(stack, memories, holds_data=holds_data)
-
-    @staticmethod
-    def _require(there: npt.NDArray[np.bool_], key: Key) -> None:
-        if not there[0]:
-            raise Store._missing(key)
-
-    @staticmethod
-    def _missing(key: Key) -> KeyNotFound:
-        return KeyNotFound(f"key {key!r:.80} is not in the store: never put, evicted, or lost with its owner")
 
     # ---- the rest
 
@@ -588,8 +499,3 @@ def _ring(ring: weakref.WeakMethod[Callable[[], None]]) -> None:
     method = ring()
     if method is not None:
         method()
-
-
-def _check_if_exists(if_exists: str) -> None:
-    if if_exists not in ("error", "keep", "replace"):
-        raise ConfigError(f"if_exists is {if_exists!r}; it must be 'error', 'keep' or 'replace'")

@@ -23,7 +23,7 @@ from mooncake_store._core import key_digests
 from mooncake_store._errors import ConfigError, KeyInvalid
 from mooncake_store.config import MAX_KEY_BYTES
 
-__all__ = ["DIGEST_BYTES", "block_digests", "key_bytes", "object_digests", "root_digest"]
+__all__ = ["DIGEST_BYTES", "block_digests", "key_bytes", "object_digests", "object_prefix", "root_digest"]
 
 DIGEST_BYTES = 16
 MAX_TOKEN_ID = 2**32 - 1
@@ -125,9 +125,10 @@ def object_digests(tenant: str, keys: Sequence[str | bytes]) -> bytes:
 
     Raises ValueError for a key that is empty, longer than 64 KiB or neither text nor bytes.
     """
-    return key_digests(_object_prefix(tenant), list(keys))
+    return key_digests(object_prefix(tenant), list(keys))
 
 
 @functools.lru_cache(maxsize=64)
-def _object_prefix(tenant: str) -> bytes:
+def object_prefix(tenant: str) -> bytes:
+    """What goes before the keys of a tenant in what their digests are made of."""
     return _framed(b"object-1", tenant.encode())

@@ -17,6 +17,7 @@ from mooncake_store._errors import (
     NotAuthorised,
     ProtocolMismatch,
     StoreClosed,
+    StoreError,
 )
 from mooncake_store.master import Master
 from mooncake_store.protocol import METHOD, Reply, Request
@@ -30,7 +31,7 @@ from mooncake_transfer import Peer, TransferEngine
 from mooncake_transfer.errors import CallTimeout, EngineClosed, PeerUnreachable, RemoteError
 from mooncake_transfer.errors import ConfigError as TransferConfigError
 
-__all__ = ["Link", "LocalLink", "RemoteLink", "open_remote"]
+__all__ = ["Link", "LocalLink", "RemoteLink", "not_answered", "open_remote"]
 
 
 # For how long nothing goes the express way after the master has sent something the other way: it may have
@@ -43,7 +44,17 @@ KINDS = {
 
 
 class Link(Protocol):
-    """One connection to one master."""
+    """One connection to one master.
+
+    Attributes:
+        express_connection: the number of the channel's connection over which it takes the express way; 0:
+            none.
+    """
+
+    @property
+    def express_connection(self) -> int:
+        """See above."""
+        ...
 
     def call(self, request: Request, timeout_s: float) -> Reply:
         """The master's answer. Raises MasterUnreachable, MasterRefused or StoreClosed."""
@@ -52,6 +63,8 @@ class Link(Protocol):
 
 class LocalLink:
     """Calls a master of this process."""
+
+    express_connection = 0
 
     def __init__(self, master: Master, bell: Callable[[], None]) -> None:
         self._master = master
@@ -67,6 +80,7 @@ class RemoteLink:
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
+        self.express_connection = 0
         self._express_from_s = float("inf")  # when requests may go the express way (again)
 
     def call(self, request: Request, timeout_s: float) -> Reply:
@@ -78,11 +92,10 @@ class RemoteLink:
                 reply = protocol.decode_reply(payload)
                 if isinstance(reply, protocol.Mounted) and EXPRESS_FEATURE in reply.features:
                     self._express_from_s = 0.0
+                    self.express_connection = self._peer.connection
             return reply
-        except (PeerUnreachable, CallTimeout) as error:
-            raise MasterUnreachable(f"{self._where} does not answer: {error}") from error
-        except EngineClosed as error:
-            raise StoreClosed(f"the transfer engine of this store has been closed: {error}") from error
+        except (PeerUnreachable, CallTimeout, EngineClosed) as error:
+            raise not_answered(self._where, error) from error
         except RemoteError as error:
             known = KINDS.get(error.kind)
             if known is not None:
@@ -92,6 +105,10 @@ class RemoteLink:
             raise MasterRefused(
                 f"{self._where} gave an answer that cannot be read, is it of another version? {error}"
             ) from error
+
+    def goes_other_way(self) -> None:
+        """The master has sent something the other way; so ask it for a moment."""
+        self._express_from_s = time.monotonic() + OTHER_WAY_S
 
     @property
     def _where(self) -> str:
@@ -106,8 +123,15 @@ class RemoteLink:
             return None
         reply = express_reply(request, self._peer.call(EXPRESS_METHOD, asked, timeout_s=timeout_s))
         if reply is None:
-            self._express_from_s = time.monotonic() + OTHER_WAY_S
+            self.goes_other_way()
         return reply
+
+
+def not_answered(where: str, error: Exception) -> StoreError:
+    """What it means for the store that a call through the channel, to the master ``where``, has failed."""
+    if isinstance(error, EngineClosed):
+        return StoreClosed(f"the transfer engine of this store has been closed: {error}")
+    return MasterUnreachable(f"{where} does not answer: {error}")
 
 
 def open_remote(engine: TransferEngine, address: str, timeout_s: float) -> RemoteLink:

@@ -20,15 +20,16 @@ from mooncake_store._errors import (
     StoreError,
 )
 from mooncake_store.config import StoreConfig, read_token
-from mooncake_store.link import Link
+from mooncake_store.link import Link, RemoteLink, not_answered
 from mooncake_store.machine import this_machine
 from mooncake_store.notices import Notices
 from mooncake_store.own_segment import OwnSegment
 from mooncake_store.protocol import FromMember, Limited, Reply, Request, Stale
 from mooncake_store.protocol.fencing import SINCE_MINOR as REACH_SINCE_MINOR
 from mooncake_store.protocol.versions import FEATURES, MINORS, agree
+from mooncake_store.quick import Handed, Quick, Stage
 from mooncake_store.telemetry import ClientCounters
-from mooncake_transfer.errors import TransferError
+from mooncake_transfer.errors import CallTimeout, EngineClosed, PeerUnreachable, TransferError
 
 __all__ = ["Membership", "lease_clock"]
 
@@ -63,6 +64,7 @@ class Membership:
         draining: the segment is to become empty; a next master is told so.
         on_copies: called, and must not block, when the master has something for this client to copy.
         on_fence: called, and must not block, when late writers are to be shut out of the segment.
+        quick: makes usual calls by itself, as long as it is told of the standing; before :meth:`start`.
         counters: counts what the client does.
     """
 
@@ -85,6 +87,7 @@ class Membership:
         self.draining = False
         self.on_copies: Callable[[], None] | None = None
         self.on_fence: Callable[[], None] | None = None
+        self.quick: Quick | None = None
         self._open_link = open_link
         self._config = config
         self._segment = segment
@@ -181,6 +184,38 @@ class Membership:
         segments.update(newer)
         return bool(newer)
 
+    def take_over(self, handed: Handed) -> bool:
+        """Whether the caller goes on with what quick calls have left; else the call is to be made anew.
+
+        Raises MasterUnreachable, StoreClosed, and whatever else a question ended with.
+        """
+        with self._lock:
+            link = self._link
+        asked = isinstance(link, RemoteLink) and link.express_connection == handed.connection
+        if handed.stage == Stage.OTHER_WAY and isinstance(link, RemoteLink):
+            link.goes_other_way()
+        if handed.stage == Stage.NOT_ASKED and handed.failure is not None:
+            if not isinstance(handed.failure, (PeerUnreachable, CallTimeout, EngineClosed)):
+                raise handed.failure
+            told = not_answered("the store master", handed.failure)
+            if link is not None and asked and isinstance(told, MasterUnreachable):
+                self._lose(link, str(told))
+            raise told from handed.failure
+        return handed.stage not in (Stage.OTHER_WAY, Stage.NOT_ASKED)
+
+    def hold(self, lease: int, epoch: int, asked_s: float) -> None:
+        """Renew a lease of the master of ``epoch`` until :meth:`let_go`."""
+        with self._lock:
+            if self._link is not None and epoch == self._epoch:
+                self._leases[lease] = asked_s
+
+    def leases_ended(self) -> None:
+        """Quick calls have ended leases: tell the master soon."""
+        with self._changed:
+            if self._idle:
+                self._idle = False
+                self._changed.notify_all()
+
     def _hold(self, link: Link, lease: int, asked_s: float) -> None:
         with self._lock:
             if link is self._link:  # else the standing that the lease belongs to is over
@@ -233,7 +268,9 @@ class Membership:
             young = young and asked_s >= self._joined_s
             if self._closed or self._link is None or epoch != self._epoch or not young:
                 return False
-            if soon:
+            if soon and self.quick is not None and self.quick.joined:
+                self.quick.end(lease)  # who asks next tells of it, be it by a quick call or not
+            elif soon:
                 self._ended.append(lease)
             if soon and self._idle:
                 self._idle = False
@@ -244,6 +281,8 @@ class Membership:
         """Leave the master, if it answers, and end the thread."""
         with self._changed:
             self._closed = True
+            if self.quick is not None:
+                self.quick.leave()
             self._changed.notify_all()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -267,6 +306,8 @@ class Membership:
                 )
             if isinstance(request, ENDING):
                 request.ended, self._ended = self._ended, []
+                if self.quick is not None:
+                    request.ended += self.quick.take_ended()
             return self._link, self._epoch
 
     def _call(self, link: Link, request: FromMember, timeout_s: float | None = None) -> Reply:
@@ -291,6 +332,8 @@ class Membership:
                 self._leases.clear()
                 self._broken.clear()
                 self._ended = []
+                if self.quick is not None:
+                    self.quick.leave()
                 self._changed.notify_all()
                 log.warning("lost the store master: %s", why)
 
@@ -373,6 +416,15 @@ class Membership:
         self._lease_ttl_s = mounted.lease_ttl_s
         with self._changed:
             self._link, self._epoch, self._joined_s = link, mounted.epoch, lease_clock()
+            if self.quick is not None and link.express_connection and not self._closed:
+                self.quick.join(
+                    link.express_connection,
+                    mounted.epoch,
+                    self.client,
+                    self._lease_ttl_s,
+                    self.reservation_ttl_s,
+                    self._joined_s,
+                )
         if again:
             log.info("came back to the store master, with %s segment", "the same" if kept else "an empty")
 
@@ -400,18 +452,32 @@ class Membership:
         timeout_s = max(0.0, self._beat_due_s - time.monotonic()) if joined else pause_s
 
         def over() -> bool:
-            return self._closed or self._rung or bool(self._ended) or joined != (self._link is not None)
+            told = self._rung or bool(self._ended) or self._ended_for_s() > 0
+            return self._closed or told or joined != (self._link is not None)
 
         with self._changed:
             self._idle = True
+            if self.quick is not None:
+                self.quick.idle()
             self._changed.wait_for(over, timeout_s)
             self._idle = False
             if self._rung or self._ended:
                 # One answer for the whole burst that this is probably the first of.
                 self._changed.wait_for(lambda: self._closed, RING_PAUSE_S)
-            wanted = self._rung or bool(self._ended) or time.monotonic() >= self._beat_due_s
+            while self._a_call_may_tell():
+                self._changed.wait_for(lambda: self._closed or self._rung, RING_PAUSE_S)
+            wanted = self._rung or bool(self._ended) or self._ended_for_s() > 0
+            wanted = wanted or time.monotonic() >= self._beat_due_s
             self._rung = False
             return wanted or not joined or self._link is None
+
+    def _a_call_may_tell(self) -> bool:
+        # Of leases that quick calls have just ended, the next one tells, if it comes soon.
+        waits = self._link is not None and not self._closed and not self._rung and not self._ended
+        return waits and 0 < self._ended_for_s() < RING_PAUSE_S and time.monotonic() < self._beat_due_s
+
+    def _ended_for_s(self) -> float:
+        return 0.0 if self.quick is None else self.quick.ended_for_s()
 
     def catch_up(self) -> None:
         """Take all records that the master has now, as far as it answers."""
@@ -424,6 +490,8 @@ class Membership:
         """
         with self._changed:
             leases = list(self._leases) if only is None else only
+            if only is None and self.quick is not None:
+                leases += self.quick.leases()
         if only is None:
             self._beat_due_s = time.monotonic() + min(self._config.heartbeat_s, self._lease_ttl_s / 4)
         request = protocol.Heartbeat(leases=leases, notices_seen=0)

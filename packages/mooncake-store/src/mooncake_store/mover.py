@@ -31,6 +31,7 @@ from mooncake_transfer.errors import (
 )
 
 if TYPE_CHECKING:
+    from mooncake_store.quick import Quick
     from mooncake_store.tiers.reading import TierClient
 
 __all__ = ["Layout", "LocalMemory", "Moved", "Mover"]
@@ -141,6 +142,7 @@ class Mover:
         self.own = own
         self._connect_timeout_s = connect_timeout_s
         self.tiers: TierClient | None = None  # how values of tiers are reached
+        self.quick: Quick | None = None  # is told how segments are reached, too
         self._lock = threading.Lock()
         self._remotes: dict[int, tuple[bytes, RemoteRegion]] = {}
         self._maps: dict[int, tuple[bytes, Bytes | None]] = {}
@@ -176,6 +178,8 @@ class Mover:
         remote = self.engine.import_region(descriptor, timeout_s=limit_s)
         with self._lock:
             self._remotes[segment] = (descriptor, remote)
+            if self.quick is not None:
+                self.quick.know(segment, descriptor, remote)
         return remote
 
     def mapped(self, epoch: int, segment: int, descriptor: bytes) -> Bytes | None:
@@ -206,6 +210,8 @@ class Mover:
         with self._lock:
             self._remotes.pop(segment, None)
             self._maps.pop(segment, None)
+            if self.quick is not None:
+                self.quick.forget(segment)
 
     def keep_only(self, segments: set[int], asked_s: float) -> None:
         """Forget other segments, and end what moves to or from them: they exist no more.
@@ -223,8 +229,29 @@ class Mover:
             for transfer, (segment, began_s) in self._moving.copy().items()  # as others go on
             if segment not in segments and began_s < asked_s
         ]
+        if self.quick is not None:
+            self.quick.keep_only(list(segments), asked_s)
         for transfer in in_vain:
             transfer.cancel()
+
+    def failed(self, moved: Moved, layout: Layout, segment: int, count: int, error: BaseException) -> None:
+        """Note why what was to move to or from a segment, in ``count`` pieces, did not. Raises StoreClosed,
+        and errors that are about the caller's own region or none of the engine's: mistakes, not bad luck.
+        """
+        if not isinstance(error, TransferError) or isinstance(error, (ConfigError, RegionClosed)):
+            raise error
+        if isinstance(error, EngineClosed):
+            raise StoreClosed(f"the transfer engine of this store has been closed: {error}") from error
+        gone = isinstance(error, TransferCancelled)  # by keep_only
+        reason = f"{error}: the master has segment {segment:x} no more" if gone else str(error)
+        silent = gone or isinstance(error, (TransferTimeout, CallTimeout, PeerUnreachable))
+        level = logging.WARNING if silent else logging.INFO
+        log.log(level, "%d pieces of segment %x did not move: %s", count, segment, reason)
+        moved.note(segment, layout.positions(segment), reason)
+        if silent:
+            moved.silent.add(segment)
+        moved.refused |= isinstance(error, RegionRefused)
+        self.forget(segment)
 
     def begun(self, transfer: Transfer, segment: int) -> None:
         """It moves to or from the segment, until :meth:`ended`."""
@@ -307,10 +334,8 @@ class _Move:
             remote = self._mover.remote(segment, descriptor, self._deadline_s)
             move = engine.write if self._write else engine.read
             transfer = move(region, remote, blocks)
-        except (ConfigError, RegionClosed):
-            raise  # about the caller's own region: a mistake, not bad luck
         except TransferError as error:
-            return self._fail(segment, len(blocks), error)
+            return self._mover.failed(self._moved, self._layout, segment, len(blocks), error)
         self._running.append((segment, blocks, transfer))
         self._mover.begun(transfer, segment)
 
@@ -318,24 +343,10 @@ class _Move:
         try:
             transfer.wait(max(0.0, self._deadline_s - time.monotonic()))
         except TransferError as error:
-            self._fail(segment, len(blocks), error)
+            self._mover.failed(self._moved, self._layout, segment, len(blocks), error)
         else:
             if not self._write:
                 self._memory.arrived(blocks)
-
-    def _fail(self, segment: int, count: int, error: TransferError) -> None:
-        if isinstance(error, EngineClosed):
-            raise StoreClosed(f"the transfer engine of this store has been closed: {error}") from error
-        gone = isinstance(error, TransferCancelled)  # by Mover.keep_only
-        reason = f"{error}: the master has segment {segment:x} no more" if gone else str(error)
-        silent = gone or isinstance(error, (TransferTimeout, CallTimeout, PeerUnreachable))
-        level = logging.WARNING if silent else logging.INFO
-        log.log(level, "%d pieces of segment %x did not move: %s", count, segment, reason)
-        self._moved.note(segment, self._layout.positions(segment), reason)
-        if silent:
-            self._moved.silent.add(segment)
-        self._moved.refused |= isinstance(error, RegionRefused)
-        self._mover.forget(segment)
 
     def _copy(self, own: OwnSegment, segment: int, blocks: Uints) -> None:
         if self._write and time.monotonic() >= self._deadline_s:

@@ -91,6 +91,11 @@ class Notices:
         with self._changed:
             return self._ledger.seen if epoch == self._epoch else 0
 
+    def position(self) -> tuple[int, int]:
+        """The epoch of the client's master, and the number of the last record taken of it."""
+        with self._changed:
+            return self._epoch, self._ledger.seen
+
     @property
     def wanted(self) -> bool:
         """Whether anybody listens."""

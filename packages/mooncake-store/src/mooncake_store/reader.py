@@ -14,9 +14,11 @@ from mooncake_store import protocol
 from mooncake_store._errors import StoreError
 from mooncake_store.batch import Digests
 from mooncake_store.membership import Membership, lease_clock
-from mooncake_store.mover import Layout, LocalMemory, Mover
+from mooncake_store.mover import Layout, LocalMemory, Moved, Mover
 from mooncake_store.parts import POSITION, Uints
 from mooncake_store.protocol import Placement
+from mooncake_store.protocol.express import express_reply
+from mooncake_store.quick import Handed, Stage
 from mooncake_store.tiers.reading import TierReading
 from mooncake_store.time_budget import TimeBudget
 
@@ -41,8 +43,17 @@ class Reading:
     """
 
     def __init__(
-        self, membership: Membership, mover: Mover, batch: Digests, transfer_timeout_s: float
+        self,
+        membership: Membership,
+        mover: Mover,
+        batch: Digests,
+        transfer_timeout_s: float,
+        handed: Handed | None = None,
     ) -> None:
+        """``handed``: what has been done already, to be gone on with; its bytes lie where :meth:`fetch` is
+        told to bring them.
+        """
+        self._handed = handed
         self._membership = membership
         self._mover = mover
         self._batch = batch
@@ -149,7 +160,9 @@ class Reading:
         """From the nearest replica of each; what fails there from the next nearest."""
         nearest, others = self._located.placement, self._located.others
         budget = TimeBudget(self._transfer_timeout_s)
-        failed = self._try(memory, layout(nearest, None), budget, 1 + len(others))
+        failed = self._tried(layout(nearest, None), budget)
+        if failed is None:
+            failed = self._try(memory, layout(nearest, None), budget, 1 + len(others))
         every = [nearest.rows, *others]
         if failed and self._refused and self._reach():
             others = every
@@ -179,10 +192,24 @@ class Reading:
             failed = failed - here | self._try(memory, layout(placement, here), budget, tries)
         return failed
 
+    def _tried(self, layout: Layout, budget: TimeBudget) -> set[int] | None:
+        """Which values did not move before this was handed over; None when it was not tried."""
+        handed, self._handed = self._handed, None
+        if handed is None or handed.stage == Stage.ANSWERED:
+            return None
+        moved = Moved()
+        if handed.failure is not None:
+            self._mover.failed(moved, layout, handed.segment, 1, handed.failure)
+        budget.spend(handed.late_s)
+        return self._note(moved)
+
     def _try(self, memory: LocalMemory, layout: Layout, budget: TimeBudget, tries: int) -> set[int]:
         """Which values did not move."""
         moved = self._mover.read(memory, layout, budget.begin(layout.nbytes, tries), self._silent)
         budget.end()
+        return self._note(moved)
+
+    def _note(self, moved: Moved) -> set[int]:
         self._silent |= moved.silent
         self._refused |= moved.refused
         return moved.failed
@@ -197,8 +224,11 @@ class Reading:
             return False
 
     def __enter__(self) -> Reading:
-        self._began_s, self._asked_s = time.monotonic(), lease_clock()
-        self._located = self._membership.ask(self._request, protocol.Located)
+        if self._handed is None:
+            self._began_s, self._asked_s = time.monotonic(), lease_clock()
+            self._located = self._membership.ask(self._request, protocol.Located)
+        else:
+            self._begin_with(self._handed)
         self.found = self._in_memory = np.frombuffer(self._located.found, dtype=np.bool_)
         self.good = np.zeros(len(self.found), dtype=np.bool_)
         self.sizes = np.frombuffer(self._located.sizes, dtype="<u8")
@@ -210,6 +240,15 @@ class Reading:
             for position, nbytes in tiered.sizes.items():
                 self.found[position], self.sizes[position] = True, nbytes
         return self
+
+    def _begin_with(self, handed: Handed) -> None:
+        self._began_s, self._asked_s = handed.began_s, handed.asked_s
+        self._request.epoch = handed.epoch
+        located = express_reply(self._request, handed.answer)
+        assert isinstance(located, protocol.Located)
+        self._located = located
+        if located.lease:
+            self._membership.hold(located.lease, handed.epoch, handed.asked_s)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -30,6 +30,10 @@ class TimeBudget:
         self._own_s = self._clock() + nbytes / SLOWEST_BYTES_PER_S
         return self._own_s + (self._left_s if tries <= 1 else self._left_s / 2)
 
+    def spend(self, late_s: float) -> None:
+        """A try that somebody else timed took so much longer than its bytes' time."""
+        self._left_s = max(0.0, self._left_s - late_s)
+
     def end(self) -> None:
         """The try is over."""
-        self._left_s = max(0.0, self._left_s - max(0.0, self._clock() - self._own_s))
+        self.spend(max(0.0, self._clock() - self._own_s))

@@ -22,7 +22,9 @@ from mooncake_store.notices import Notices
 from mooncake_store.parts import WRITTEN, Uints, as_parts, sizes_and_places
 from mooncake_store.policy import PutPolicy
 from mooncake_store.protocol import IfExists, Outcome, Placement
+from mooncake_store.protocol.express import express_reply
 from mooncake_store.protocol.objects import STRIPES_SINCE_MINOR
+from mooncake_store.quick import Handed, Stage
 from mooncake_store.time_budget import TimeBudget
 
 __all__ = ["PutResult", "Source", "Values", "Writer", "values_of"]
@@ -119,12 +121,15 @@ class Writer:
         self.config = config
         self.closing = closing
 
-    def put(self, values: Values, if_exists: IfExists) -> PutResult:
-        """Store every value that can be; see :class:`PutResult`. Raises MasterError, StoreClosed."""
+    def put(self, values: Values, if_exists: IfExists, handed: Handed | None = None) -> PutResult:
+        """Store every value that can be; see :class:`PutResult`. Raises MasterError, StoreClosed.
+
+        ``handed``: what has been done already, to be gone on with.
+        """
         self.require(values.policy)
-        began_s, failed = time.monotonic(), True
+        began_s, failed = time.monotonic() if handed is None else handed.began_s, True
         try:
-            result = _Put(self, values, if_exists).run()
+            result = _Put(self, values, if_exists, handed).run()
             failed = False
         finally:
             self.membership.counters.observe("put", time.monotonic() - began_s, failed=failed)
@@ -156,8 +161,17 @@ class Writer:
             notices_seen=self.notices.seen_of(epoch),
         )
         committed = self.membership.conclude(request, epoch, protocol.Committed)
-        if committed is None:
-            return bytes([LOST]) * count
+        return bytes([LOST]) * count if committed is None else self.take(committed, epoch, count)
+
+    def committed(self, handed: Handed) -> bytes:
+        """What became of the value that was committed before this was handed over."""
+        asked = protocol.Commit(reservation=0, failed=[], if_exists="keep", notices_seen=0)
+        committed = express_reply(asked, handed.committed)
+        assert isinstance(committed, protocol.Committed)
+        return self.take(committed, handed.epoch, 1)
+
+    def take(self, committed: protocol.Committed, epoch: int, count: int) -> bytes:
+        """Take in what the master of ``epoch`` says of ``count`` values; what became of each."""
         self.notices.accept(epoch, committed.notices)
         # What left the segment before this commit is told before the put returns, so that news of a key's
         # old bytes never comes after its new ones are known.
@@ -180,8 +194,9 @@ class Writer:
 class _Put:
     """One batch on its way into the store."""
 
-    def __init__(self, writer: Writer, values: Values, if_exists: IfExists) -> None:
+    def __init__(self, writer: Writer, values: Values, if_exists: IfExists, handed: Handed | None) -> None:
         self._writer = writer
+        self._handed = handed
         self._values = values
         self._if_exists: IfExists = if_exists
         self._result = PutResult(bytes([FULL]) * len(values.batch))
@@ -212,7 +227,8 @@ class _Put:
     def _round(self, todo: list[int]) -> bool:
         """Try the keys at the positions ``todo`` once; whether waiting may help those that found no room."""
         batch, result = self._values.batch, self._result
-        asked_s, count = time.monotonic(), len(batch)
+        handed, self._handed = self._handed, None
+        asked_s, count = time.monotonic() if handed is None else handed.began_s, len(batch)
         all_of_it = len(todo) == count
         request = protocol.Reserve(
             digests=batch.packed if all_of_it else batch.digests[todo].tobytes(),
@@ -224,7 +240,10 @@ class _Put:
         )
         if self._writer.notices.wanted:
             self._writer.notices.wrote(request.digests, request.keys)
-        reserved = self._writer.membership.ask(request, protocol.Reserved)
+        if handed is None:
+            reserved = self._writer.membership.ask(request, protocol.Reserved)
+        else:
+            reserved = _reserved(request, handed)
         outcomes = reserved.outcomes
         placed = outcomes.count(PLACED)
         if placed:
@@ -236,10 +255,12 @@ class _Put:
             ]
             nbytes = sum([layout.nbytes for _, layout in moves])
             until_s = min(deadline_s, self._budget.begin(nbytes, self._tries))
-            moved = self._move(moves, until_s, reserved.reservation, placed)
-            self._budget.end()
+            moved = self._move(moves, until_s, reserved.reservation, placed, handed)
             failed = _numbers_of(moved.failed, outcomes) if moved.failed else []
-            committed = self._commit(reserved.reservation, epoch, failed, placed)
+            if handed is not None and handed.committed:
+                committed = self._writer.committed(handed)
+            else:
+                committed = self._commit(reserved.reservation, epoch, failed, placed)
             outcomes = committed if placed == len(outcomes) else _decided(outcomes, committed)
             self._avoid |= moved.segments
             lost = "the reservation or its segment was lost before the commit"
@@ -249,12 +270,23 @@ class _Put:
         return reserved.wait
 
     def _move(
-        self, moves: list[tuple[LocalMemory, Layout]], deadline_s: float, reservation: int, count: int
+        self,
+        moves: list[tuple[LocalMemory, Layout]],
+        deadline_s: float,
+        reservation: int,
+        count: int,
+        handed: Handed | None,
     ) -> Moved:
         moved = Moved()
         try:
-            for memory, layout in moves:
-                moved.add(self._writer.mover.write(memory, layout, deadline_s))
+            if handed is None or handed.stage == Stage.ANSWERED:
+                for memory, layout in moves:
+                    moved.add(self._writer.mover.write(memory, layout, deadline_s))
+                self._budget.end()
+                return moved
+            if handed.failure is not None:
+                self._writer.mover.failed(moved, moves[0][1], handed.segment, 1, handed.failure)
+            self._budget.spend(handed.late_s)
             return moved
         except BaseException:
             try:
@@ -265,6 +297,13 @@ class _Put:
 
     def _commit(self, reservation: int, epoch: int, failed: list[int], count: int) -> bytes:
         return self._writer.commit(reservation, epoch, failed, count, self._if_exists)
+
+
+def _reserved(request: protocol.Reserve, handed: Handed) -> protocol.Reserved:
+    request.epoch = handed.epoch
+    reserved = express_reply(request, handed.answer)
+    assert isinstance(reserved, protocol.Reserved)
+    return reserved
 
 
 def _numbers_of(failed: set[int], outcomes: bytes) -> list[int]:

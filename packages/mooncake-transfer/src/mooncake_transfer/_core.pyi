@@ -219,3 +219,6 @@ def python_driver(name: str, factory: object, fences: bool) -> CapsuleType:
     """
     The function table of a driver whose endpoints `factory(mailbox, options)` makes.
     """
+
+def compiled_calls(engine: Engine) -> CapsuleType:
+    """A capsule with the functions of abi/mooncake_calls.h."""

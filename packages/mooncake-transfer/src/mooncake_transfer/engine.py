@@ -18,7 +18,7 @@ import msgspec
 from mooncake_transfer import _wire
 from mooncake_transfer._address import is_address, join_address, split_address
 from mooncake_transfer._arguments import flag, instance, number, one_of, region_name, seconds, text, wrong
-from mooncake_transfer._core import Channel
+from mooncake_transfer._core import Channel, compiled_calls
 from mooncake_transfer._core import Engine as CoreEngine
 from mooncake_transfer._descriptors import check_protocol, decode_descriptor
 from mooncake_transfer._errors import (
@@ -410,6 +410,15 @@ class TransferEngine:
         """
         self._require_open()
         self._dispatcher.serve_compiled(method, handler)
+
+    def compiled_calls(self) -> object:
+        """Return what compiled code of other packages asks peers and moves bytes by, without the interpreter.
+
+        A PyCapsule with a ``mc_calls_v1``, see ``abi/mooncake_calls.h``; it keeps the engine's core. What it
+        moves is not compared (``TransferConfig.integrity``).
+        """
+        self._require_open()
+        return compiled_calls(self._core)
 
     def on_peer_lost(self, handler: LostHandler) -> None:
         """Call ``handler(caller)`` once for each peer whose connection here ends: it died or closed.

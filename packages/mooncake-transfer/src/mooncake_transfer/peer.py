@@ -67,6 +67,11 @@ class Peer:
         self.epoch = hello.epoch
 
     @property
+    def connection(self) -> int:
+        """The number of the connection to it, by which compiled calls name it; never used again."""
+        return self._connection
+
+    @property
     def alive(self) -> bool:
         """Whether the connection to it stands."""
         return self._channel.alive(self._connection)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import msgspec
 
 from mooncake_store.telemetry.latency import Latencies, Latency
 
 __all__ = ["ClientCounters", "ClientNumbers"]
+
+
+# Name, number, failures, seconds and buckets of calls; hits, misses, bytes read, values stored, bytes
+# written.
+Counts = tuple[list[tuple[str, int, int, float, list[int]]], tuple[int, int, int, int, int]]
 
 
 class ClientNumbers(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +51,8 @@ class ClientCounters:
         # A buffer of a value may be collected anywhere, in here, too, and then counts its read.
         self._lock = threading.RLock()
         self._latencies = Latencies()
+        # What somebody else counts: as Quick.take_counts.
+        self.more: Callable[[], Counts] | None = None
         self._hits = self._misses = self._read_bytes = 0
         self._stored = self._kept = self._refused = self._failed = self._written_bytes = 0
 
@@ -73,6 +81,7 @@ class ClientCounters:
     def numbers(self) -> ClientNumbers:
         """Everything counted so far."""
         with self._lock:
+            self._take_more()
             return ClientNumbers(
                 hits=self._hits,
                 misses=self._misses,
@@ -84,3 +93,15 @@ class ClientCounters:
                 written_bytes=self._written_bytes,
                 calls=self._latencies.snapshot(),
             )
+
+    def _take_more(self) -> None:
+        if self.more is None:
+            return
+        calls, (hits, misses, read_bytes, stored, written_bytes) = self.more()
+        for name, count, failures, total_s, buckets in calls:
+            self._latencies.add(name, Latency(count, failures, total_s, buckets))
+        self._hits += hits
+        self._misses += misses
+        self._read_bytes += read_bytes
+        self._stored += stored
+        self._written_bytes += written_bytes
