@@ -10,6 +10,7 @@ from typing import Annotated
 
 import peers
 import typer
+from cost import cost
 from efa.command import efa
 from nvlink import nvlink
 from nvmeof.command import nvmeof
@@ -21,6 +22,7 @@ from verbs.command import verbs
 
 BENCHES = {
     "transfer": transfer,
+    "cost": cost,
     "cxl": cxl,
     "efa": efa,
     "nvlink": nvlink,

@@ -116,6 +116,14 @@ void Asker::want(const ConnectionPointer& connection, const RemotePointer& remot
   }
 }
 
+std::shared_ptr<Opened> Asker::opened(const RemotePointer& remote) {
+  std::lock_guard lock(mutex_);
+  ConnectionPointer connection = remote->connection.lock();
+  bool open =
+      connection && connection->state != Connection::State::kClosed && remote->state == Remote::State::kOpen;
+  return open ? remote->opened : nullptr;
+}
+
 std::shared_ptr<Opened> Asker::use(const RemotePointer& remote, Status& status, uint64_t cookie,
                                    std::function<void(const std::shared_ptr<Opened>&, const Status&)> later) {
   std::lock_guard lock(mutex_);

@@ -120,6 +120,8 @@ class Asker {
   std::shared_ptr<Remote> import(const std::shared_ptr<Connection>& connection, uint64_t region_id,
                                  const Key& key);
 
+  // What is open; null: ask by use(). For who names one again and again, since it makes no callback.
+  std::shared_ptr<Opened> opened(const std::shared_ptr<Remote>& remote);
   // What is open, at once; null with a failure; or null with MC_AGAIN: `later` is called when it is decided,
   // unless forget() takes its cookie away before. An empty `later` only asks.
   std::shared_ptr<Opened> use(const std::shared_ptr<Remote>& remote, Status& status, uint64_t cookie,

@@ -128,7 +128,7 @@ class Endpoint::Plan {
                 batch_->bytes < kBatchBytes;
     if (!fits) {
       launch();
-      batch_ = std::make_unique<Batch>();
+      batch_ = endpoint_.worker_->take();
       batch_->opcode = opcode;
       batch_->local_on_device = region.on_device;
       batch_->remote = remote;
@@ -168,6 +168,8 @@ Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
 }
 
 void Endpoint::submit_one(const mc_op& op, const Names& names, Plan& plan) {
+  if (auto open = std::static_pointer_cast<RemoteMemory>(asker_->opened(names.remote)))
+    return plan.add(op, *names.region, open);
   auto later = [this, op, region = names.region](const std::shared_ptr<driver::Opened>& open,
                                                  const Status& why) {
     if (!open) return complete(op, why);

@@ -42,6 +42,13 @@ int direction(bool from_device, bool to_device) {
 
 }  // namespace
 
+void Batch::clear() {
+  remote.reset();
+  descs.clear();
+  done.clear();
+  bytes = 0;
+}
+
 RemoteMemory::~RemoteMemory() {
   if (worker != nullptr && !engine.empty()) worker->forget(engine, life);
 }
@@ -115,7 +122,7 @@ void Worker::remove_memory(uint64_t address, uint64_t length) {
 void Worker::launch(std::unique_ptr<Batch> batch) {
   {
     std::lock_guard lock(mutex_);
-    if (!stopped_) waiting_.push_back(std::move(batch));
+    if (!stopped_) waiting_.push(std::move(batch));
   }
   if (batch) return finish(std::move(batch), closed());
   changed_.notify_all();
@@ -123,10 +130,11 @@ void Worker::launch(std::unique_ptr<Batch> batch) {
 
 void Worker::cancel(uint64_t cookie, const Status& why) {
   std::vector<Completion> ended;
-  std::deque<std::unique_ptr<Batch>> over;  // freed without the mutex: a region's end takes it
+  Batches over;  // freed without the mutex: a region's end takes it
   {
     std::lock_guard lock(mutex_);
-    for (auto& batch : waiting_) {
+    Batches all(std::move(waiting_));
+    while (auto batch = all.pop()) {
       for (size_t i = 0; i < batch->done.size();) {
         if (batch->done[i].cookie != cookie) {
           ++i;
@@ -139,14 +147,10 @@ void Worker::cancel(uint64_t cookie, const Status& why) {
         batch->done.erase(batch->done.begin() + at);
         batch->descs.erase(batch->descs.begin() + at);
       }
+      (batch->done.empty() ? over : waiting_).push(std::move(batch));
     }
-    std::erase_if(waiting_, [&](auto& batch) {
-      if (!batch->done.empty()) return false;
-      over.push_back(std::move(batch));
-      return true;
-    });
   }
-  over.clear();  // before the completions, as in finish()
+  while (auto batch = over.pop()) spares_.give(std::move(batch));  // before the completions, as in finish()
   completions_.push(ended);
 }
 
@@ -225,19 +229,15 @@ void Worker::run() {
     }
     stopped_ = stopping_;
     if (stopped_) break;
-    std::unique_ptr<Batch> batch;
-    if (!waiting_.empty()) {
-      batch = std::move(waiting_.front());
-      waiting_.pop_front();
-    }
+    std::unique_ptr<Batch> batch = waiting_.pop();
     lock.unlock();
     if (batch) begin(std::move(batch));
     look_at_all();
     lock.lock();
   }
-  auto left = std::exchange(waiting_, {});
+  Batches left(std::move(waiting_));
   lock.unlock();
-  for (auto& batch : left) finish(std::move(batch), closed());
+  while (auto batch = left.pop()) finish(std::move(batch), closed());
 }
 
 void Worker::begin(std::unique_ptr<Batch> batch) {
@@ -245,21 +245,21 @@ void Worker::begin(std::unique_ptr<Batch> batch) {
     Status status = copy_here(*batch);
     return finish(std::move(batch), std::move(status));
   }
-  std::string engine = batch->remote->engine;
+  const std::string& engine = batch->remote->engine;
   Peer& peer = peers_[engine];
   if (Status status = batch->remote->link->check_alive(); !status.ok())
     return finish(std::move(batch), std::move(status));
   if (Status status = connect(engine, peer, batch->remote->generation); !status.ok())
     return finish(std::move(batch), std::move(status));
-  void* request = nullptr;
   Status status = check_hixl(acl_.shim->transfer(engine_, engine.c_str(), batch->opcode == MC_WRITE,
-                                                 batch->descs.data(), batch->descs.size(), &request),
+                                                 batch->descs.data(), batch->descs.size(), &batch->request),
                              "TransferAsync");
   if (!status.ok()) {
     disconnect(engine, peer);
     return finish(std::move(batch), std::move(status));
   }
-  peer.running.push_back({std::move(batch), request, driver::deadline_after(options_.transfer_timeout_s)});
+  batch->deadline_ns = driver::deadline_after(options_.transfer_timeout_s);
+  peer.running.push(std::move(batch));
 }
 
 Status Worker::connect(const std::string& engine, Peer& peer, uint64_t generation) {
@@ -297,7 +297,7 @@ bool Worker::look_at_all() {
 
 bool Worker::look(const std::string& engine, Peer& peer) {
   if (peer.running.empty()) return false;
-  Running& first = peer.running.front();
+  const Batch& first = *peer.running.first();
   mc_ascend_state state = MC_ASCEND_WAITING;
   Status status = check_hixl(acl_.shim->query(engine_, first.request, &state), "GetTransferStatus");
   bool late = status.ok() && state == MC_ASCEND_WAITING && driver::now_ns() > first.deadline_ns;
@@ -306,21 +306,17 @@ bool Worker::look(const std::string& engine, Peer& peer) {
     status = failed(MC_UNREACHABLE, state == MC_ASCEND_TIMEOUT || late
                                         ? "the transfer did not end in time (transfer_timeout_s)"
                                         : "the transfer failed; the peer or the link to it has gone");
-  auto running = std::move(peer.running);
-  peer.running.clear();
   if (status.ok()) {
-    auto over = std::move(running.front().batch);
-    running.pop_front();
-    peer.running = std::move(running);
-    finish(std::move(over), {});
+    finish(peer.running.pop(), {});
     return true;
   }
+  Batches running(std::move(peer.running));
   // The link ends before any completion of it: what it may carry yet does not land after that.
   if (std::exchange(peer.connected, false)) {
     auto timeout_ms = static_cast<int32_t>(options_.answer_timeout_s * 1000);
     (void)acl_.shim->disconnect(engine_, engine.c_str(), timeout_ms);
   }
-  for (Running& item : running) finish(std::move(item.batch), status);
+  while (auto batch = running.pop()) finish(std::move(batch), status);
   return true;
 }
 
@@ -356,20 +352,21 @@ Status Worker::copy_by_batch(const Batch& batch, bool& done) {
     return {};
   bool write = batch.opcode == MC_WRITE;
   size_t count = batch.descs.size();
-  std::vector<void*> to(count), from(count);
-  std::vector<size_t> sizes(count);
+  to_.resize(count);
+  from_.resize(count);
+  sizes_.resize(count);
   for (size_t i = 0; i < count; ++i) {
     const mc_ascend_desc& desc = batch.descs[i];
-    to[i] = reinterpret_cast<void*>(write ? desc.remote : desc.local);
-    from[i] = reinterpret_cast<void*>(write ? desc.local : desc.remote);
-    sizes[i] = desc.length;
+    to_[i] = reinterpret_cast<void*>(write ? desc.remote : desc.local);
+    from_[i] = reinterpret_cast<void*>(write ? desc.local : desc.remote);
+    sizes_[i] = desc.length;
   }
   bool to_device = write ? batch.remote->on_device : batch.local_on_device;
   aclrtMemcpyBatchAttr attribute{};
   attribute.dstLoc = {to_device ? options_.device : 0, to_device ? kLocationDevice : kLocationHost};
   attribute.srcLoc = {to_device ? 0 : options_.device, to_device ? kLocationHost : kLocationDevice};
   size_t first = 0, bad = 0;
-  aclError result = acl_.aclrtMemcpyBatch(to.data(), sizes.data(), from.data(), sizes.data(), count,
+  aclError result = acl_.aclrtMemcpyBatch(to_.data(), sizes_.data(), from_.data(), sizes_.data(), count,
                                           &attribute, &first, 1, &bad);
   if (result == kAclNotSupported) {
     acl_.aclrtMemcpyBatch = nullptr;  // not on this product
@@ -387,9 +384,9 @@ void Worker::finish(std::unique_ptr<Batch> batch, Status status) {
       item.fail(status);
     }
   }
-  auto done = std::move(batch->done);
-  batch.reset();  // before the completions: who gets them may expect that nothing is held any more
-  completions_.push(done);
+  batch->remote.reset();  // before the completions: who gets them may expect that nothing is held any more
+  completions_.push(batch->done);
+  spares_.give(std::move(batch));
 }
 
 }  // namespace mooncake::ascend

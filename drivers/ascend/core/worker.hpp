@@ -18,6 +18,7 @@
 #include "mooncake_driver.h"
 #include "options.hpp"
 #include "registrations.hpp"
+#include "support/chain.hpp"
 #include "support/completions.hpp"
 #include "support/os.hpp"
 #include "support/peers/asker.hpp"
@@ -38,13 +39,24 @@ struct RemoteMemory : driver::Opened {
 };
 
 struct Batch {
+  // As new, with the room that it has.
+  void clear();
+
+  std::unique_ptr<Batch> next;  // of a chain
   mc_opcode opcode = MC_READ;
   bool local_on_device = false;
   std::shared_ptr<RemoteMemory> remote;
   std::vector<mc_ascend_desc> descs;
   std::vector<Completion> done;
   uint64_t bytes = 0;
+
+ private:
+  friend class Worker;
+  // Of the transfer that HIXL has begun.
+  void* request = nullptr;
+  uint64_t deadline_ns = 0;
 };
+using Batches = driver::Chain<Batch>;
 
 // Thread-safe.
 class Worker {
@@ -60,6 +72,8 @@ class Worker {
   void remove_memory(uint64_t address, uint64_t length);
   uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
 
+  // An empty one, to be filled and launched.
+  std::unique_ptr<Batch> take() { return spares_.take(); }
   void launch(std::unique_ptr<Batch> batch);
   // Ends what has not begun.
   void cancel(uint64_t cookie, const Status& why);
@@ -67,15 +81,10 @@ class Worker {
   void forget(const std::string& engine, std::shared_ptr<void> life);
 
  private:
-  struct Running {
-    std::unique_ptr<Batch> batch;
-    void* request;
-    uint64_t deadline_ns;
-  };
   struct Peer {
     bool connected = false;
     uint64_t theirs = 0, ours = 0;  // generations of the registrations at the time
-    std::deque<Running> running;
+    Batches running;
   };
 
   void run();
@@ -102,12 +111,16 @@ class Worker {
   Registrations registrations_;
   std::map<std::string, Peer> peers_;
   std::atomic<uint64_t> generation_{0};
+  driver::Spares<Batch> spares_;
+  // As aclrtMemcpyBatch wants the copies of a batch.
+  std::vector<void*> to_, from_;
+  std::vector<size_t> sizes_;
 
   std::thread thread_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;  // before batches
-  std::deque<std::unique_ptr<Batch>> waiting_;
+  Batches waiting_;
   bool stopping_ = false;
   bool stopped_ = false;
 };

@@ -16,6 +16,16 @@ constexpr double kRunS = 10.0;  // a piece of a staged copy takes less than a mi
 
 }  // namespace
 
+void Batch::clear() {
+  device = 0;
+  copies.clear();
+  done.clear();
+  remotes.clear();
+  to_context = from_context = nullptr;
+  event = nullptr;
+  failure = {};
+}
+
 Status Copies::start() {
   engines_.resize(static_cast<size_t>(devices_.count()));
   try {
@@ -50,10 +60,9 @@ void Copies::close(uint64_t deadline_ns) {
     Current current(cuda, context);
     // What still runs goes on: CUDA frees a stream when its work is done.
     for (auto& lane : engines_[i]->lanes) {
-      for (auto& batch : lane->running) {
+      while (auto batch = lane->running.pop()) {
         if (batch->event != nullptr) cuda.cuEventDestroy(batch->event);
       }
-      lane->running.clear();
       if (lane->stream != nullptr) cuda.cuStreamDestroy(lane->stream);
     }
     if (engines_[i]->service != nullptr) cuda.cuStreamDestroy(engines_[i]->service);
@@ -94,17 +103,20 @@ void Copies::fail(Batch& batch, const Status& why) {
   }
 }
 
+void Copies::give_up(std::unique_ptr<Batch> batch, const Status& why) {
+  fail(*batch, why);
+  completions_.push(batch->done);
+  spares_.give(std::move(batch));
+}
+
 void Copies::launch(std::unique_ptr<Batch> batch, CUstream user) {
   CUcontext context = nullptr;
-  if (Status status = prepare(batch->device, context); !status.ok()) {
-    fail(*batch, status);
-    completions_.push(batch->done);
-    return;
-  }
+  if (Status status = prepare(batch->device, context); !status.ok()) return give_up(std::move(batch), status);
   Device& device = devices_.at(batch->device);
   Engine& engine = *engines_[static_cast<size_t>(batch->device)];
   Lane& lane = *engine.lanes[engine.next.fetch_add(1, std::memory_order_relaxed) % engine.lanes.size()];
   const Cuda& cuda = devices_.cuda();
+  Status refused;
   {
     std::lock_guard lock(lane.mutex);
     Current current(cuda, context);
@@ -123,14 +135,14 @@ void Copies::launch(std::unique_ptr<Batch> batch, CUstream user) {
     batch->failure = status;
     if (enqueued && recorded.ok()) {
       running_.fetch_add(1, std::memory_order_acq_rel);
-      lane.running.push_back(std::move(batch));
+      lane.running.push(std::move(batch));
     } else {
       if (batch->event != nullptr) device.give_event(batch->event);
-      fail(*batch, status.ok() ? recorded : status);
+      refused = status.ok() ? recorded : status;
     }
   }
   if (batch) {
-    completions_.push(batch->done);
+    give_up(std::move(batch), refused);
   } else if (watched_.load(std::memory_order_acquire)) {
     {
       std::lock_guard lock(watch_mutex_);
@@ -178,24 +190,25 @@ Status Copies::enqueue(Batch& batch, CUstream stream) {
 Status Copies::enqueue_batch(Batch& batch, CUstream stream) {
   const Cuda& cuda = devices_.cuda();
   size_t most = std::min(kMostInBatch, batch.copies.size());
-  std::vector<CUdeviceptr> to(most), from(most);
-  std::vector<size_t> sizes(most);
+  batch.to.resize(most);
+  batch.from.resize(most);
+  batch.sizes.resize(most);
   for (size_t begin = 0; begin < batch.copies.size(); begin += most) {
     size_t count = std::min(most, batch.copies.size() - begin);
     for (size_t i = 0; i < count; ++i) {
       const Copy& copy = batch.copies[begin + i];
-      to[i] = copy.to;
-      from[i] = copy.from;
-      sizes[i] = copy.bytes;
+      batch.to[i] = copy.to;
+      batch.from[i] = copy.from;
+      batch.sizes[i] = copy.bytes;
     }
     CUmemcpyAttributes attributes{};
     attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
     size_t first = 0, bad = 0;
     CUresult result = cuda.cuMemcpyBatchAsync_13 != nullptr
-                          ? cuda.cuMemcpyBatchAsync_13(to.data(), from.data(), sizes.data(), count,
-                                                       &attributes, &first, 1, stream)
-                          : cuda.cuMemcpyBatchAsync_12(to.data(), from.data(), sizes.data(), count,
-                                                       &attributes, &first, 1, &bad, stream);
+                          ? cuda.cuMemcpyBatchAsync_13(batch.to.data(), batch.from.data(), batch.sizes.data(),
+                                                       count, &attributes, &first, 1, stream)
+                          : cuda.cuMemcpyBatchAsync_12(batch.to.data(), batch.from.data(), batch.sizes.data(),
+                                                       count, &attributes, &first, 1, &bad, stream);
     if (Status status = cuda.check(result, "cuMemcpyBatchAsync"); !status.ok()) return status;
   }
   return {};
@@ -214,20 +227,19 @@ void Copies::reap() {
 
 void Copies::reap_lane(Lane& lane) {
   const Cuda& cuda = devices_.cuda();
-  std::vector<std::unique_ptr<Batch>> over;
+  Batches over;
   {
     std::unique_lock lock(lane.mutex, std::try_to_lock);
     if (!lock) return;  // somebody launches or looks
     while (!lane.running.empty()) {
-      Batch& head = *lane.running.front();
+      Batch& head = *lane.running.first();
       CUresult result = cuda.cuEventQuery(head.event);
       if (result == CUDA_ERROR_NOT_READY) break;
       if (result != CUDA_SUCCESS && head.failure.ok()) head.failure = cuda.check(result, "copy");
-      over.push_back(std::move(lane.running.front()));
-      lane.running.pop_front();
+      over.push(lane.running.pop());
     }
   }
-  for (auto& batch : over) finish(std::move(batch));
+  while (auto batch = over.pop()) finish(std::move(batch));
 }
 
 void Copies::finish(std::unique_ptr<Batch> batch) {
@@ -240,6 +252,7 @@ void Copies::finish(std::unique_ptr<Batch> batch) {
   if (!status.ok()) fail(*batch, status);
   batch->remotes.clear();  // before the completion: who gets it may expect that nothing is held any more
   completions_.push(batch->done);
+  spares_.give(std::move(batch));
   running_.fetch_sub(1, std::memory_order_acq_rel);
 }
 

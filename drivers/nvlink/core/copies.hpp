@@ -4,7 +4,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -12,6 +11,7 @@
 
 #include "devices.hpp"
 #include "memory.hpp"
+#include "support/chain.hpp"
 #include "support/completions.hpp"
 
 namespace mooncake::nvlink {
@@ -28,7 +28,11 @@ struct Copy {
 
 // What is launched together and is over together.
 struct Batch {
-  int device = 0;  // whose engine copies
+  // As new, with the room that it has.
+  void clear();
+
+  std::unique_ptr<Batch> next;  // of a chain
+  int device = 0;               // whose engine copies
   std::vector<Copy> copies;
   std::vector<Completion> done;  // of the operations, as they are when all goes well
   // What must stay mapped; who must still live when it is over.
@@ -40,7 +44,11 @@ struct Batch {
   friend class Copies;
   CUevent event = nullptr;
   Status failure;
+  // The copies once more, as cuMemcpyBatchAsync wants them.
+  std::vector<CUdeviceptr> to, from;
+  std::vector<size_t> sizes;
 };
+using Batches = driver::Chain<Batch>;
 
 // Thread-safe.
 class Copies {
@@ -54,6 +62,8 @@ class Copies {
   // And frees the streams. Nothing may be launched any more.
   void close(uint64_t deadline_ns);
 
+  // An empty one, to be filled and launched.
+  std::unique_ptr<Batch> take() { return spares_.take(); }
   // Completions of the batch follow in any case. With a stream of the user's the copies start after what it
   // holds, and what is put into it later starts after them.
   void launch(std::unique_ptr<Batch> batch, CUstream user = nullptr);
@@ -71,7 +81,7 @@ class Copies {
   struct Lane {
     std::mutex mutex;
     CUstream stream = nullptr;
-    std::deque<std::unique_ptr<Batch>> running;
+    Batches running;
   };
   struct Engine {  // of one device
     std::vector<std::unique_ptr<Lane>> lanes;
@@ -83,9 +93,10 @@ class Copies {
   Status enqueue(Batch& batch, CUstream stream);
   Status enqueue_batch(Batch& batch, CUstream stream);
   Status follow(CUstream user, CUstream ours);
-  void fail(Batch& batch, const Status& why);
+  static void fail(Batch& batch, const Status& why);
   void reap_lane(Lane& lane);
   void finish(std::unique_ptr<Batch> batch);
+  void give_up(std::unique_ptr<Batch> batch, const Status& why);
   void watch_until_stopped();
 
   Devices& devices_;
@@ -94,6 +105,7 @@ class Copies {
   std::mutex engines_mutex_;
   std::vector<std::unique_ptr<Engine>> engines_;
   std::atomic<uint64_t> running_{0};  // batches
+  driver::Spares<Batch> spares_;
   std::atomic<bool> batch_function_works_{true};
 
   std::thread watcher_;

@@ -51,8 +51,7 @@ class Endpoint::Plan {
   }
 
   void launch(CUstream stream) {
-    for (auto& batch : batches_) endpoint_.copies_.launch(std::move(batch), stream);
-    batches_.clear();
+    while (auto batch = batches_.pop()) endpoint_.copies_.launch(std::move(batch), stream);
   }
 
  private:
@@ -100,11 +99,11 @@ class Endpoint::Plan {
     bool apart = local.device >= 0 && remote.device >= 0 && local.device != remote.device &&
                  !endpoint_.devices_.reaches(device, device == local.device ? remote.device : local.device);
     if (!apart) {
-      for (auto& batch : batches_) {
+      for (Batch* batch = batches_.first(); batch != nullptr; batch = batch->next.get()) {
         if (batch->device == device && batch->to_context == nullptr) return *batch;
       }
     }
-    auto made = std::make_unique<Batch>();
+    auto made = endpoint_.copies_.take();
     made->device = device;
     // Failures show when the batch is launched.
     if (apart && endpoint_.devices_.at(local.device).context(ours).ok() &&
@@ -112,14 +111,15 @@ class Endpoint::Plan {
       made->to_context = ours;
       made->from_context = theirs;
     }
-    batches_.push_back(std::move(made));
-    return *batches_.back();
+    Batch& added = *made;
+    batches_.push(std::move(made));
+    return added;
   }
 
   Endpoint& endpoint_;
   std::shared_ptr<driver::Remote> remembered_;
   std::shared_ptr<RemoteMemory> opened_;
-  std::vector<std::unique_ptr<Batch>> batches_;
+  Batches batches_;
   const Region* last_region_ = nullptr;
   const RemoteMemory* last_remote_ = nullptr;
   const Batch* last_batch_ = nullptr;
@@ -176,6 +176,10 @@ void Endpoint::submit_one(CUstream stream, const mc_op& op, const Names& names, 
   // Looked up once for neighbours that name the same region.
   if (std::shared_ptr<RemoteMemory> open = plan.opened(names.remote))
     return plan.add(op, *names.region, open, stream != nullptr);
+  if (auto open = std::static_pointer_cast<RemoteMemory>(asker_->opened(names.remote))) {
+    plan.remember(names.remote, open);
+    return plan.add(op, *names.region, open, stream != nullptr);
+  }
   std::function<void(const std::shared_ptr<driver::Opened>&, const Status&)> later;
   if (stream == nullptr) {
     later = [this, op, region = names.region](const std::shared_ptr<driver::Opened>& open,

@@ -267,25 +267,26 @@ Status Endpoint::enter(const mc_op& op, RemoteRegion& remote, std::shared_ptr<Re
                        std::shared_ptr<Uses>& uses) {
   std::lock_guard lock(remote.mutex);
   if (remote.owner->closed()) return failed(MC_UNREACHABLE, "the peer's endpoint was closed");
-  std::string label = "region " + std::to_string(remote.id);
+  // Made for messages only: this is the way of every operation.
+  auto label = [&] { return "region " + std::to_string(remote.id); };
   if (!remote.uses) {
     std::shared_ptr<Region> found = remote.owner->find(remote.id);
-    if (!found || !found->device) return failed(MC_REFUSED, label + " is not registered at the target");
+    if (!found || !found->device) return failed(MC_REFUSED, label() + " is not registered at the target");
     remote.uses = found->open(remote.key);
-    if (!remote.uses) return failed(MC_REFUSED, "wrong or revoked access key for " + label);
+    if (!remote.uses) return failed(MC_REFUSED, "wrong or revoked access key for " + label());
     remote.region = std::move(found);
   }
   uint32_t needed = op.opcode == MC_READ ? MC_ACCESS_READ : MC_ACCESS_WRITE;
   if ((remote.uses->access & needed) == 0)
     return failed(MC_REFUSED, "the key does not allow " +
-                                  std::string(op.opcode == MC_READ ? "reading " : "writing to ") + label);
+                                  std::string(op.opcode == MC_READ ? "reading " : "writing to ") + label());
   if (op.opcode == MC_WRITE && !remote.region->device->writable())
     return failed(MC_REFUSED, remote.region->device->name() + " was opened for reading only");
   if (!inside(op.remote_offset, op.length, remote.region->length))
-    return failed(MC_REFUSED, "the range is outside " + label + ", which has " +
+    return failed(MC_REFUSED, "the range is outside " + label() + ", which has " +
                                   std::to_string(remote.region->length) + " bytes");
   if (!remote.uses->enter())
-    return failed(MC_REFUSED, label + " was deregistered or its key revoked by its owner");
+    return failed(MC_REFUSED, label() + " was deregistered or its key revoked by its owner");
   region = remote.region;
   uses = remote.uses;
   return {};
@@ -331,8 +332,8 @@ Job& Endpoint::fill(const mc_op& op, const std::shared_ptr<Region>& local, std::
 Status Endpoint::enter_far(const mc_op& op, const std::shared_ptr<Region>& local,
                            const std::shared_ptr<Connection>& connection, RemoteRegion& remote, Job*& job) {
   Status status;
-  std::shared_ptr<driver::Opened> opened = asker_->use(remote.far, status, op.cookie, {});
-  if (!opened && status.code == MC_AGAIN) {
+  std::shared_ptr<driver::Opened> opened = asker_->opened(remote.far);
+  if (!opened) {
     auto later = [this, op, local, connection](const std::shared_ptr<driver::Opened>& found,
                                                const Status& why) {
       Job* begun = nullptr;

@@ -388,6 +388,14 @@ void Io::unlink(Job& job) {
   job.previous = job.next = nullptr;
 }
 
+thread_local Io::Room Io::Ended::spare_;
+
+Io::Ended::~Ended() {
+  released.clear();  // which may end other operations on this thread
+  completions.clear();
+  spare_ = std::move(static_cast<Room&>(*this));
+}
+
 void Io::Ended::publish(Completions& to, Reaper reaper) {
   if (completions.empty()) return;
   // Waking whoever sleeps for what this thread fetches at once would cost four system calls a batch.

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "gds.hpp"
@@ -55,10 +56,21 @@ class Io {
   void finished(Piece& piece, Status status);
 
  private:
-  struct Ended {
+  struct Room {
     std::vector<Completion> completions;
     std::vector<std::shared_ptr<void>> released;  // let go of without the mutex
+  };
+  // What has ended. Its room is the thread's, and is used again.
+  class Ended : public Room {
+   public:
+    Ended() : Room(std::exchange(spare_, {})) {}
+    ~Ended();
+    Ended(const Ended&) = delete;
+    Ended& operator=(const Ended&) = delete;
     void publish(Completions& to, Reaper reaper = Reaper::kOther);
+
+   private:
+    static thread_local Room spare_;
   };
 
   // With the mutex held.

@@ -1,6 +1,5 @@
 #include "nvme_controller.hpp"
 
-#include <poll.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
@@ -68,12 +67,15 @@ bool Controller::held_back(const Command& command, uint64_t now) const {
   return writes(command) && now < fence_until_ns_;
 }
 
-bool Controller::give(std::vector<Command*>& commands) {
-  std::vector<Command*> over;
+bool Controller::give(const std::vector<Command*>& commands) {
   {
     std::lock_guard lock(mutex_);
     if (stopping_) return false;
-    waiting_.insert(waiting_.end(), commands.begin(), commands.end());
+    for (Command* command : commands) {
+      command->next = nullptr;
+      *waiting_end_ = command;
+      waiting_end_ = &command->next;
+    }
     // What goes wrong here the service thread finds too, and deals with.
     if (state_ == State::kUp) (void)send_waiting();
   }
@@ -85,8 +87,7 @@ bool Controller::give(std::vector<Command*>& commands) {
 Status Controller::run(Command& command) {
   command.sync = true;
   command.over = false;
-  std::vector<Command*> one{&command};
-  if (!give(one)) return failed(MC_CLOSED, "the endpoint is closed");
+  if (!give({&command})) return failed(MC_CLOSED, "the endpoint is closed");
   std::unique_lock lock(mutex_);
   // The service thread ends every command in time.
   changed_.wait(lock, [&] { return command.over; });
@@ -95,18 +96,27 @@ Status Controller::run(Command& command) {
 
 Status Controller::send_waiting() {
   uint64_t now = now_ns();
-  for (auto next = waiting_.begin(); next != waiting_.end();) {
+  for (Command** next = &waiting_; *next != nullptr;) {
     Command& command = **next;
     if (held_back(command, now)) {
-      ++next;
+      next = &command.next;
       continue;
     }
     Queue* queue = roomy();
     if (queue == nullptr) return {};
-    next = waiting_.erase(next);
+    *next = command.next;
+    if (waiting_end_ == &command.next) waiting_end_ = next;
     if (Status status = queue->start(command); !status.ok()) return status;
   }
   return {};
+}
+
+void Controller::end_waiting(const Status& why, std::vector<Command*>& over) {
+  for (Command* command = std::exchange(waiting_, nullptr); command != nullptr; command = command->next) {
+    command->status = why;
+    over.push_back(command);
+  }
+  waiting_end_ = &waiting_;
 }
 
 void Controller::deliver(std::vector<Command*>& over) {
@@ -157,7 +167,7 @@ void Controller::serve() {
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return stopping_ || !waiting_.empty(); });
+      changed_.wait(lock, [&] { return stopping_ || waiting_ != nullptr; });
       if (stopping_) break;
     }
     Status status = establish();
@@ -167,10 +177,7 @@ void Controller::serve() {
         state_ = State::kUp;
       } else {
         lose(status, over);
-        for (Command* command : std::exchange(waiting_, {})) {
-          command->status = status;
-          over.push_back(command);
-        }
+        end_waiting(status, over);
       }
     }
     deliver(over);
@@ -180,10 +187,7 @@ void Controller::serve() {
     std::lock_guard lock(mutex_);
     Status closed = failed(MC_CLOSED, "the endpoint is closed");
     lose(closed, over);
-    for (Command* command : std::exchange(waiting_, {})) {
-      command->status = closed;
-      over.push_back(command);
-    }
+    end_waiting(closed, over);
   }
   deliver(over);
 }
@@ -206,7 +210,8 @@ void Controller::stay_up() {
 }
 
 Status Controller::turn(std::vector<Command*>& over) {
-  std::vector<pollfd> items{{wake_fd_.get(), POLLIN, 0}};
+  std::vector<pollfd>& items = polled_;
+  items.assign({{wake_fd_.get(), POLLIN, 0}});
   uint64_t tick = kTickMs;
   {
     std::lock_guard lock(mutex_);
@@ -216,7 +221,7 @@ Status Controller::turn(std::vector<Command*>& over) {
     add(admin_);
     for (auto& queue : queues_) add(*queue);
     uint64_t now = now_ns();
-    if (!waiting_.empty() && fence_until_ns_ > now)
+    if (waiting_ != nullptr && fence_until_ns_ > now)
       tick = std::min(tick, (fence_until_ns_ - now) / 1'000'000 + 1);
   }
   ::poll(items.data(), items.size(), static_cast<int>(tick));

@@ -2,9 +2,10 @@
 // loss.
 #pragma once
 
+#include <poll.h>
+
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -54,7 +55,7 @@ class Controller : public std::enable_shared_from_this<Controller> {
 
   // False when it was stopped. Otherwise each is over some time: sent now, or when there is room, a
   // connection, and, for a write, nothing of a lost connection can land any more.
-  bool give(std::vector<Command*>& commands);
+  bool give(const std::vector<Command*>& commands);
   // One command, waited for.
   Status run(Command& command);
   // How long writes of a lost connection may still land.
@@ -83,6 +84,7 @@ class Controller : public std::enable_shared_from_this<Controller> {
   Status send_waiting();
   void lose(const Status& why, std::vector<Command*>& over);
   void deliver(std::vector<Command*>& over);
+  void end_waiting(const Status& why, std::vector<Command*>& over);
   Queue* roomy();
   bool held_back(const Command& command, uint64_t now) const;
   void wake();
@@ -101,7 +103,8 @@ class Controller : public std::enable_shared_from_this<Controller> {
   Queue admin_;
   std::vector<std::unique_ptr<Queue>> queues_;
   size_t next_queue_ = 0;
-  std::deque<Command*> waiting_;
+  Command* waiting_ = nullptr;  // the first of those; the next ones are `next`
+  Command** waiting_end_ = &waiting_;
   uint64_t fence_until_ns_ = 0;
   Identity identity_;
   uint32_t in_capsule_ = 0;
@@ -109,6 +112,7 @@ class Controller : public std::enable_shared_from_this<Controller> {
   Command alive_;
   bool asking_alive_ = false;
   uint64_t asked_alive_ns_ = 0;
+  std::vector<pollfd> polled_;  // by the service thread
 };
 
 }  // namespace mooncake::nvmeof::nvme

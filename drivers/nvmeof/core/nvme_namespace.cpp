@@ -1,8 +1,6 @@
 #include "nvme_namespace.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -16,17 +14,6 @@ constexpr uint64_t kMostBytes = 256 << 10;
 constexpr size_t kSpaceNameLength = 70;
 
 }  // namespace
-
-// The commands of one piece.
-struct Namespace::Operation {
-  const Namespace* space = nullptr;
-  Io* io = nullptr;
-  Piece* piece = nullptr;
-  std::vector<nvme::Command> commands;
-  std::atomic<uint32_t> left{0};
-  std::mutex mutex;
-  Status status;
-};
 
 Status Namespace::open(const std::string& location, const Options& options, std::shared_ptr<Device>& device) {
   auto space = std::make_shared<Namespace>();
@@ -82,25 +69,26 @@ Status Namespace::run(mc_opcode opcode, std::byte* memory, uint64_t offset, uint
 }
 
 bool Namespace::start(Io& io, Piece& piece) {
-  auto operation = std::make_unique<Operation>();
+  auto operation = spares_.take();
   operation->space = this;
   operation->io = &io;
   operation->piece = &piece;
   size_t count = static_cast<size_t>((piece.length + most_bytes_ - 1) / most_bytes_);
-  operation->commands.resize(count);
+  operation->commands.assign(count, {});
+  operation->all.clear();
   operation->left = static_cast<uint32_t>(count);
-  std::vector<nvme::Command*> all;
   for (size_t i = 0; i < count; ++i) {
     uint64_t at = i * most_bytes_;
     nvme::Command& command = operation->commands[i];
     fill(command, piece.job->opcode, piece.memory + at, piece.offset + at,
          std::min(most_bytes_, piece.length - at), durable_);
     command.owner = operation.get();
-    all.push_back(&command);
+    operation->all.push_back(&command);
   }
-  if (!controller_->give(all)) return false;
-  (void)operation.release();  // on_over() deletes it
-  return true;
+  Operation* begun = operation.release();  // on_over() takes it
+  if (controller_->give(begun->all)) return true;
+  spares_.give(std::unique_ptr<Operation>(begun));
+  return false;
 }
 
 void Namespace::on_over(nvme::Command& command) {
@@ -114,8 +102,11 @@ void Namespace::on_over(nvme::Command& command) {
           operation->space->told(std::move(command.status), piece.job->opcode, at, command.length);
   }
   if (operation->left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  std::unique_ptr<Operation> owned(operation);
-  owned->io->finished(*owned->piece, std::move(owned->status));
+  Io& io = *operation->io;
+  Piece& whole = *operation->piece;
+  Status status = std::move(operation->status);
+  operation->space->spares_.give(std::unique_ptr<Operation>(operation));
+  io.finished(whole, std::move(status));  // with it the namespace may go
 }
 
 }  // namespace mooncake::nvmeof

@@ -1,11 +1,15 @@
 // A namespace of an NVMe/TCP target as a device of regions.
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 #include "device.hpp"
 #include "nvme_controller.hpp"
 #include "options.hpp"
+#include "support/chain.hpp"
 
 namespace mooncake::nvmeof {
 
@@ -22,7 +26,20 @@ class Namespace : public Device {
   uint64_t late_ns() override { return controller_->late_ns(); }
 
  private:
-  struct Operation;
+  // The commands of one piece.
+  struct Operation {
+    void clear() { status = {}; }
+
+    std::unique_ptr<Operation> next;  // of a chain
+    Namespace* space = nullptr;
+    Io* io = nullptr;
+    Piece* piece = nullptr;
+    std::vector<nvme::Command> commands;
+    std::vector<nvme::Command*> all;  // of them
+    std::atomic<uint32_t> left{0};
+    std::mutex mutex;
+    Status status;
+  };
 
   void fill(nvme::Command& command, mc_opcode opcode, std::byte* memory, uint64_t offset, uint64_t length,
             bool durable) const;
@@ -32,6 +49,7 @@ class Namespace : public Device {
   std::string location_;
   nvme::Url url_;
   bool durable_ = false;
+  driver::Spares<Operation> spares_;
   uint64_t most_bytes_ = 0;
   std::shared_ptr<nvme::Controller> controller_;
 };

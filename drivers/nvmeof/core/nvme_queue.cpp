@@ -181,10 +181,10 @@ void Queue::enqueue(const void* pdu, uint32_t length, uint8_t flags, const std::
 }
 
 Status Queue::flush() {
-  while (!outgoing_.empty()) {
+  while (wants_write()) {
     iovec parts[48];
     size_t count = 0;
-    for (size_t i = 0; i < outgoing_.size() && count + 3 <= 48; ++i) {
+    for (size_t i = first_out_; i < outgoing_.size() && count + 3 <= 48; ++i) {
       Outgoing& out = outgoing_[i];
       size_t skip = out.sent;
       auto add = [&](const void* bytes, size_t length) {
@@ -207,14 +207,25 @@ Status Queue::flush() {
     if (sent < 0) return system_failure(MC_UNREACHABLE, "the connection to the target broke", errno);
     auto left = static_cast<size_t>(sent);
     while (left > 0) {
-      Outgoing& out = outgoing_.front();
+      Outgoing& out = outgoing_[first_out_];
       size_t part = std::min(left, out.total() - out.sent);
       out.sent += part;
       left -= part;
-      if (out.sent == out.total()) outgoing_.pop_front();
+      if (out.sent == out.total()) ++first_out_;
     }
+    drop_sent();
   }
   return {};
+}
+
+void Queue::drop_sent() {
+  if (first_out_ == outgoing_.size()) {
+    outgoing_.clear();
+    first_out_ = 0;
+  } else if (first_out_ >= depth_) {  // a queue that is never empty must not grow for ever
+    outgoing_.erase(outgoing_.begin(), outgoing_.begin() + static_cast<ptrdiff_t>(first_out_));
+    first_out_ = 0;
+  }
 }
 
 // ---------------------------------------------------------------------------------------------- receiving
@@ -291,16 +302,16 @@ Status Queue::on_bytes(std::vector<Command*>& over) {
 }
 
 Status Queue::check_header(const Header& header) const {
-  std::string type = "type " + std::to_string(header.type);
+  auto type = [&] { return "type " + std::to_string(header.type); };
   if (header.type == kC2hTermReq) return {};
   if (header.type != kCapsuleResp && header.type != kC2hData && header.type != kR2t)
-    return garbage("a PDU of " + type);
+    return garbage("a PDU of " + type());
   uint32_t digest = (digests_ & kHeaderDigest) != 0 ? 4 : 0;
-  if (header.header_length != 24) return garbage("the header of a PDU of " + type + " has a wrong length");
+  if (header.header_length != 24) return garbage("the header of a PDU of " + type() + " has a wrong length");
   if (((header.flags & kHeaderDigest) != 0) != (digest > 0))
     return garbage("a digest is missing or not agreed");
   if (header.type != kC2hData && header.length != 24 + digest)
-    return garbage("a PDU of " + type + " has a wrong length");
+    return garbage("a PDU of " + type() + " has a wrong length");
   if (header.type == kC2hData && (header.data_offset < 24 + digest || header.data_offset > 248))
     return garbage("the data of a PDU begins at a wrong place");
   return {};
@@ -323,7 +334,8 @@ Status Queue::on_pdu(const std::byte* pdu, std::vector<Command*>& over) {
 Status Queue::on_response(const Response& response, std::vector<Command*>& over) {
   Command* command = find(response.result.id);
   if (command == nullptr) return garbage("an answer to a command that is not under way");
-  for (const Outgoing& out : outgoing_) {
+  for (size_t i = first_out_; i < outgoing_.size(); ++i) {
+    const Outgoing& out = outgoing_[i];
     if (out.data >= command->memory && out.data < command->memory + command->length && out.data != nullptr)
       return garbage("it answers a command whose data was not sent yet");
   }
@@ -398,6 +410,7 @@ void Queue::finish(Command& command, std::vector<Command*>& over) {
 
 void Queue::abandon(std::vector<Command*>& all) {
   outgoing_.clear();
+  first_out_ = 0;
   receiving_ = nullptr;
   data_left_ = 0;
   for (Command*& command : slots_) {

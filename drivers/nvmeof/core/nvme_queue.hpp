@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <vector>
 
@@ -14,6 +13,7 @@
 namespace mooncake::nvmeof::nvme {
 
 struct Command {
+  Command* next = nullptr;  // of those that wait for a queue
   Submission entry{};
   std::byte* memory = nullptr;  // that data comes from or goes to
   uint32_t length = 0;
@@ -52,7 +52,7 @@ class Queue {
   // Both move what the socket takes or has without blocking, and append commands that are over.
   Status receive(std::vector<Command*>& over);
   Status flush();
-  bool wants_write() const { return !outgoing_.empty(); }
+  bool wants_write() const { return first_out_ < outgoing_.size(); }
   // Commands whose connection is lost; the queue then has none.
   void abandon(std::vector<Command*>& all);
   // When the oldest command was begun; 0: there is none.
@@ -72,6 +72,7 @@ class Queue {
   };
 
   Status exchange_initialize(const QueueSettings& settings, uint64_t deadline_ns);
+  void drop_sent();
   void enqueue(const void* pdu, uint32_t length, uint8_t flags, const std::byte* data, uint32_t data_length);
   Status on_bytes(std::vector<Command*>& over);
   Status check_header(const Header& header) const;
@@ -92,7 +93,9 @@ class Queue {
   size_t running_ = 0;
   std::vector<Command*> slots_;
   std::vector<uint16_t> free_;
-  std::deque<Outgoing> outgoing_;
+  // From `first_out_` on. It begins at the front again whenever it is empty.
+  std::vector<Outgoing> outgoing_;
+  size_t first_out_ = 0;
 
   // Received and not looked at; and, in the middle of a C2HData, where the rest of its data goes.
   std::array<std::byte, 8192> buffer_;

@@ -27,7 +27,7 @@ def _library(folder: str) -> ctypes.CDLL:
 
 def acl() -> ctypes.CDLL:
     """The double of the runtime, with NPU 0 set in this thread."""
-    found = _library(os.environ["LD_LIBRARY_PATH"])
+    found = _library(os.environ["LD_LIBRARY_PATH"].partition(":")[0])
     assert found.aclrtSetDevice(0) == 0
     return found
 

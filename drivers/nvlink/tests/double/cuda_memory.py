@@ -121,7 +121,7 @@ class Gpu:
 @cache
 def gpu(folder: str = "") -> Gpu:
     """The double that processes find now."""
-    return Gpu(Path(folder or os.environ["LD_LIBRARY_PATH"]) / "libcuda.so.1")
+    return Gpu(Path(folder or os.environ["LD_LIBRARY_PATH"].partition(":")[0]) / "libcuda.so.1")
 
 
 class GpuMemory:
@@ -157,18 +157,18 @@ class GpuMemory:
 
 def malloc(nbytes: int) -> GpuMemory:
     """Of cuMemAlloc, not at the beginning of its allocation: it is in the middle, as tensors of torch are."""
-    device = gpu(os.environ["LD_LIBRARY_PATH"])
+    device = gpu(os.environ["LD_LIBRARY_PATH"].partition(":")[0])
     return GpuMemory(device, nbytes, device.malloc(nbytes + 512), skip=512)
 
 
 def managed(nbytes: int) -> GpuMemory:
     """Of cuMemAllocManaged, which no process can hand to another one."""
-    device = gpu(os.environ["LD_LIBRARY_PATH"])
+    device = gpu(os.environ["LD_LIBRARY_PATH"].partition(":")[0])
     return GpuMemory(device, nbytes, device.managed(nbytes))
 
 
 def _mapped(nbytes: int, types: int, whole: bool) -> GpuMemory:
-    device = gpu(os.environ["LD_LIBRARY_PATH"])
+    device = gpu(os.environ["LD_LIBRARY_PATH"].partition(":")[0])
     units = -(-(nbytes + 512) // GRANULARITY)
     sizes = [units * GRANULARITY] if whole or units == 1 else [GRANULARITY, (units - 1) * GRANULARITY]
     return GpuMemory(device, nbytes, device.map(sizes, types), skip=512)

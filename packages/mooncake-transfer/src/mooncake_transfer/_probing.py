@@ -24,7 +24,8 @@ __all__ = ["Question", "probe_apart", "probe_here", "question", "serve"]
 
 log = logging.getLogger(__name__)
 
-PROBE_S = 10.0  # each probe; the first one's includes the start of Python
+PROBE_S = 10.0  # each probe
+START_S = 60.0  # Python, which no probe is to blame for on a busy or emulated machine
 END_S = 2.0
 
 Verdict = Available | Unavailable
@@ -107,10 +108,11 @@ def _one_child(questions: Sequence[Question], limit_s: float) -> dict[str, Verdi
     assert child.stdout is not None
     with child.stdout as answers:
         try:
+            started = _read_line(answers, time.monotonic() + START_S) is not None
             for question in questions:
-                line = _read_line(answers, time.monotonic() + limit_s)
+                line = _read_line(answers, time.monotonic() + limit_s) if started else None
                 if line is None:
-                    verdicts[question.driver] = Unavailable(_why(child, limit_s))
+                    verdicts[question.driver] = Unavailable(_why(child, limit_s if started else START_S))
                     break
                 verdicts[question.driver] = _parse(line)
         finally:
@@ -182,11 +184,12 @@ def _forget_crash_handlers() -> None:
 
 
 def serve() -> None:
-    """The child: answer a line of JSON for each question in the JSON on its standard input."""
+    """The child: an empty line, then a line of JSON for each question in the JSON on its standard input."""
     questions = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Question])
     # Libraries that print must not garble the answers.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
+    answers.write(b"\n")  # it has started
     for asked in questions:
         answers.write(msgspec.json.encode(_answer(asked)) + b"\n")
 
