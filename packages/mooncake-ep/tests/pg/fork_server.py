@@ -1,8 +1,8 @@
 """Forks ranks for tests from a process that has imported torch once and has no threads.
 
 Each line of standard input is one launch, {"file", "function", "ranks", "world", "folder", "arguments"};
-the answer is a line with the process numbers. A rank calls `function(rank, world, folder, **arguments)` of the
-file and leaves what it returns in `folder/RANK.json`, or its traceback in `folder/RANK.failed`.
+the answer is a line with the process numbers. A rank calls `function(rank, world, folder, **arguments)` of
+the file and leaves what it returns in `folder/RANK.json`, or its traceback in `folder/RANK.failed`.
 """
 
 from __future__ import annotations
