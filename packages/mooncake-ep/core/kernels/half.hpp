@@ -4,17 +4,14 @@
 #include <bit>
 #include <cstdint>
 
+#include "numbers.hpp"
+
 namespace mooncake::ep::pg {
 
 struct Bf16 {
   uint16_t bits;
-  explicit operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-  static Bf16 from(float value) {
-    uint32_t raw = std::bit_cast<uint32_t>(value);
-    uint32_t rounded = (raw + 0x7fff + ((raw >> 16) & 1)) >> 16;
-    bool nan = (raw & 0x7fffffff) > 0x7f800000;
-    return {static_cast<uint16_t>(nan ? 0x7fc0 : rounded)};
-  }
+  explicit operator float() const { return from_bf16(bits); }
+  static Bf16 from(float value) { return {to_bf16(value)}; }
 };
 
 struct F16 {

@@ -72,7 +72,8 @@ def sharded_ranks(rank: int, world: int, folder: Path) -> bool:
     mesh = dist.init_device_mesh("cpu", (world,))
     fully_shard(module, mesh=mesh)
     step(module, batch(rank))
-    whole = [parameter.full_tensor().detach() for parameter in module.parameters()]  # type: ignore[attr-defined]
+    shards: list[Any] = list(module.parameters())
+    whole = [shard.full_tensor().detach() for shard in shards]
     return same(whole, trained_alone())
 
 

@@ -34,7 +34,9 @@ def suite(backend: str, world: int, folder: str) -> type[unittest.TestCase]:
     for feature in ("ddp", "subgroup"):
         distributed_test.DistTestCases.backend_feature[feature].add(backend)
 
-    class TestOurs(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):  # type: ignore[misc]
+    tests: Any = distributed_test.DistributedTest._DistTestBase
+
+    class TestOurs(distributed_test.TestDistBackend, tests):  # type: ignore[misc]
         def setUp(self) -> None:
             super().setUp()
             self._start_processes(multiprocessing.get_context("fork").Process)
