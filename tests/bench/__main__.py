@@ -12,6 +12,7 @@ import peers
 import typer
 from cost import cost
 from efa.command import efa
+from ep.command import ep
 from nvlink import nvlink
 from nvmeof.command import nvmeof
 from rich.console import Console
@@ -25,6 +26,7 @@ BENCHES = {
     "cost": cost,
     "cxl": cxl,
     "efa": efa,
+    "ep": ep,
     "nvlink": nvlink,
     "nvmeof": nvmeof,
     "store": store,
