@@ -10,12 +10,15 @@ from __future__ import annotations
 from mooncake_ep import eplb, fp8
 from mooncake_ep._errors import EpError, PeerError, PlacementError, RoutingError, ShapeError
 from mooncake_ep.buffer import Buffer
+from mooncake_ep.elastic import ElasticBuffer, EPHandle
 from mooncake_ep.layout import DispatchLayout, ExpertOwners, get_dispatch_layout
 from mooncake_ep.routes import RouteTable
 
 __all__ = [
     "Buffer",
     "DispatchLayout",
+    "EPHandle",
+    "ElasticBuffer",
     "EpError",
     "ExpertOwners",
     "PeerError",

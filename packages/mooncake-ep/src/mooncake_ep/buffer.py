@@ -3,26 +3,27 @@ version."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from mooncake_ep._errors import PlacementError, ShapeError
+from mooncake_ep._errors import ShapeError
 from mooncake_ep.events import EventOverlap
 from mooncake_ep.exchange.low_latency import Handle, LowLatency, Shape, shown_scales
-from mooncake_ep.exchange.peers import Peers, deadline_of
+from mooncake_ep.exchange.peers import deadline_of
 from mooncake_ep.exchange.rows import check_topk, payload_of
+from mooncake_ep.group_buffer import DEFAULT_TIMEOUT_US
 from mooncake_ep.layout import ExpertOwners
+from mooncake_ep.normal_mode import NormalMode
 
 __all__ = ["Buffer"]
 
-DEFAULT_TIMEOUT_US = 100_000_000  # DeepEP's
 Hook = Callable[[], None]
 Received = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-class Buffer:
+class Buffer(NormalMode):
     """Expert-parallel communication of one rank with the others of `group`, all on one host.
 
     Bytes go through shared memory and never through the group, which only introduces the ranks to each other:
@@ -44,25 +45,19 @@ class Buffer:
         num_nvl_bytes: int = 0,
         num_rdma_bytes: int = 0,
         low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = True,
         *,
         owners: ExpertOwners | None = None,
     ) -> None:
-        self.group = group
-        self.rank, self.group_size = dist.get_rank(group), dist.get_world_size(group)
+        super().__init__(group, owners)
         # Memory is taken as it is used; the sizes are kept for those who ask.
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
-        if owners is not None and owners.num_ranks != self.group_size:
-            raise PlacementError(f"owners are of {owners.num_ranks} ranks, the group has {self.group_size}")
-        self._given_owners = owners
-        self._even: dict[int, ExpertOwners] = {}
-        self._peers = Peers(self.rank, self.group_size, self._share)
-        self._low_latency = LowLatency(self._peers)
-
-    def _share(self, mine: object) -> Sequence[object]:
-        told: list[object] = [None] * self.group_size
-        dist.all_gather_object(told, mine, group=self.group)
-        return told
+        self._low_latency = LowLatency(self._peers, self._dispatches, self._combines)
 
     @staticmethod
     def get_low_latency_rdma_size_hint(
@@ -72,35 +67,6 @@ class Buffer:
         local = -(-num_experts // num_ranks)
         rows = local * num_ranks * num_max_dispatch_tokens_per_rank
         return 2 * (rows + num_max_dispatch_tokens_per_rank) * hidden * 2
-
-    def update_ep_member(self) -> None:
-        """Meet the ranks of the group anew: those that came back or are new, and those that were given up.
-
-        All ranks of the group call it together, a new one by making its buffer. Handles from before are void.
-        """
-        self._peers.meet()
-        self._low_latency.restart()
-
-    def destroy(self) -> None:
-        """Let go of the other ranks' memory. The buffer is of no use afterwards."""
-        self._peers.close()
-
-    def set_owners(self, owners: ExpertOwners) -> None:
-        """Change which rank has which expert, from the next dispatch on; on all ranks alike."""
-        if owners.num_ranks != self.group_size:
-            raise PlacementError(f"owners are of {owners.num_ranks} ranks, the group has {self.group_size}")
-        self._given_owners = owners
-
-    def _owners(self, num_experts: int) -> ExpertOwners:
-        if self._given_owners is not None:
-            if self._given_owners.num_experts != num_experts:
-                raise PlacementError(
-                    f"{num_experts} experts, but the owner table has {self._given_owners.num_experts}"
-                )
-            return self._given_owners
-        if num_experts not in self._even:
-            self._even[num_experts] = ExpertOwners.even(num_experts, self.group_size)
-        return self._even[num_experts]
 
     # Low-latency mode
 
@@ -182,6 +148,7 @@ class Buffer:
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor,
         handle: Handle,
+        use_logfmt: bool = False,
         zero_copy: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
@@ -199,6 +166,10 @@ class Buffer:
         hidden] (`out`, where given), an event and a hook as a dispatch does. Choices whose rank is gone add
         nothing.
         """
+        if use_logfmt:
+            raise ShapeError(
+                "use_logfmt makes rows smaller on a network; ranks of one host read them in place"
+            )
         weights = _checked_weights(topk_idx, topk_weights, handle)
         shape = (len(topk_idx), handle.shape.hidden)
         combined = torch.empty(shape, dtype=torch.bfloat16) if out is None else out
@@ -241,25 +212,6 @@ class Buffer:
     def low_latency_clean_mask_buffer(self) -> None:
         """Count on every rank again."""
         self._peers.alive = [True] * self.group_size
-
-    def _active(self) -> torch.Tensor:
-        return torch.tensor(self._peers.alive, dtype=torch.int32)
-
-    def _give_up(self, active_ranks: torch.Tensor | None) -> None:
-        if active_ranks is None:
-            return
-        if active_ranks.dtype != torch.int32 or tuple(active_ranks.shape) != (self.group_size,):
-            raise ShapeError(
-                f"active_ranks must be int32 [{self.group_size}], "
-                f"not {active_ranks.dtype} {tuple(active_ranks.shape)}"
-            )
-        for rank, active in enumerate(active_ranks.tolist()):
-            if not active:
-                self._peers.alive[rank] = False
-
-    def _tell_active(self, active_ranks: torch.Tensor | None) -> None:
-        if active_ranks is not None:
-            active_ranks.copy_(self._active())
 
 
 def _add_waits(stats: torch.Tensor | None, waits_us: list[int], rank: int) -> None:

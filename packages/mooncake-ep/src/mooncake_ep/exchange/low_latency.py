@@ -13,7 +13,7 @@ import torch
 
 from mooncake_ep import _core
 from mooncake_ep._errors import ShapeError
-from mooncake_ep.exchange.channel import COMBINE, DISPATCH, Channel
+from mooncake_ep.exchange.channel import Channel
 from mooncake_ep.exchange.dispatching import post_rows, sources_of
 from mooncake_ep.exchange.peers import Peers
 from mooncake_ep.exchange.rows import Payload, Source, check_room, sum_rows, write
@@ -80,16 +80,9 @@ class Result:
 class LowLatency:
     """Both halves of a rank's dispatches and combines. Results are good for two calls."""
 
-    def __init__(self, peers: Peers) -> None:
-        self.peers = peers
-        self.dispatches = Channel(peers, DISPATCH)
-        self.combines = Channel(peers, COMBINE)
+    def __init__(self, peers: Peers, dispatches: Channel, combines: Channel) -> None:
+        self.peers, self.dispatches, self.combines = peers, dispatches, combines
         self._received: dict[object, torch.Tensor] = {}
-
-    def restart(self) -> None:
-        """Begin anew after the ranks met."""
-        self.dispatches.restart()
-        self.combines.restart()
 
     def capacity(self, shape: Shape) -> int:
         """Rows that an expert may get."""
