@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from contestant import Contestant, ContestantFailed
+from ep.experts import dispatch_rows, placement_rows
 from rich.console import Console
 from rows import RATIO, VALUE, Row, Target, show, write_json, write_markdown
 from transfer.rounds import Findings, Pace, measure
@@ -151,6 +152,8 @@ def ep(
     rows = [call_row(), kill_row(3 if quick else 50)]
     for world in (2,) if quick else (2, 4):
         rows += measured(world, quick, console)
+        rows += dispatch_rows(world, quick)
+    rows += placement_rows()
     show(rows, console)
     if json_file is not None:
         write_json(rows, json_file)
