@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+EP = "packages/mooncake-ep/tests/pg"
 STORE, TRANSFER = "packages/mooncake-store/tests", "packages/mooncake-transfer/tests"
 LAYERS = {
     "transfer": ["tests/faults/test_transfer_*.py", "tests/faults/test_access_key.py"],
@@ -28,6 +29,7 @@ LAYERS = {
         f"{STORE}/cluster/test_failover.py",
         f"{STORE}/cluster/test_coordination_faults.py",
     ],
+    "ep": [f"{EP}/test_faults.py", f"{EP}/test_messages.py", f"{EP}/test_churn.py"],
     "serve": ["tests/faults/test_killed_*.py", "tests/faults/test_refused_starts.py"],
 }
 

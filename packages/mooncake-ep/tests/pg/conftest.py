@@ -66,6 +66,10 @@ def fork_server() -> Iterator[subprocess.Popen[str]]:
         server.stdin.close()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=2, help="ranks that churn kills and replaces")
+
+
 Launch = Callable[..., Ranks]
 
 

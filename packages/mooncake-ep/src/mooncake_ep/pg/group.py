@@ -154,9 +154,11 @@ class MooncakeProcessGroup(Collectives, Messages, _TorchGroup):  # type: ignore[
     # Running what collectives.py asks for.
 
     def _timeout_of(self, opts: Any) -> float:
-        timeout = getattr(opts, "timeout", None)
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else -1.0
-        return seconds if seconds > 0 else self.timeout_s
+        timeout = None if opts is None else opts.timeout
+        # Negative is what torch has for "not given".
+        if timeout is None or timeout.days < 0:
+            return self.timeout_s
+        return float(timeout.total_seconds()) or self.timeout_s
 
     def _run(
         self,
@@ -171,6 +173,8 @@ class MooncakeProcessGroup(Collectives, Messages, _TorchGroup):  # type: ignore[
         queued = getattr(opts, "asyncOp", True)
         self._sequence += 1
         ended = call(*arguments, self._timeout_of(opts), queued)
+        if ended is None and staged is None and self._coalesced is None:
+            return self._done
         finish = staged.finish if staged is not None and staged.pending else None
         work: GroupWork
         if queued:

@@ -29,24 +29,26 @@ REAL_OF: dict[torch.dtype, torch.dtype] = {
     torch.complex64: torch.float32,
     torch.complex128: torch.float64,
 }
+_ReduceOp: Any = ReduceOp  # its constants are integers too, which torch's types do not say
+# By what torch's enumeration says as an integer: comparing its values takes a microsecond.
 _OPS = {
-    ReduceOp.SUM: 0,
-    ReduceOp.PRODUCT: 1,
-    ReduceOp.MIN: 2,
-    ReduceOp.MAX: 3,
-    ReduceOp.AVG: 4,
-    ReduceOp.BAND: 5,
-    ReduceOp.BOR: 6,
-    ReduceOp.BXOR: 7,
+    int(_ReduceOp.SUM): 0,
+    int(_ReduceOp.PRODUCT): 1,
+    int(_ReduceOp.MIN): 2,
+    int(_ReduceOp.MAX): 3,
+    int(_ReduceOp.AVG): 4,
+    int(_ReduceOp.BAND): 5,
+    int(_ReduceOp.BOR): 6,
+    int(_ReduceOp.BXOR): 7,
 }
-_BY_KIND = {str(op): number for op, number in _OPS.items()}
 _SUM, _AVG, _PREMUL_SUM = 0, 4, 8
 
 
 def op_of(op: Any) -> tuple[int, float]:
     """Return the core's number of a reduction, and its factor: 1 unless it is PREMUL_SUM."""
+    # Of the `ReduceOp` in torch's options, or one of its constants, which are the kinds themselves.
     kind = getattr(op, "op", op)
-    number = _BY_KIND.get(str(kind))
+    number = _OPS.get(int(kind))
     if number is not None:
         return number, 1.0
     factor = op.__getstate__()[1] if hasattr(op, "__getstate__") else None
