@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <type_traits>
+#include <vector>
 
 #include "numbers.hpp"
 #include "rows.hpp"
@@ -8,7 +9,9 @@ namespace mooncake::ep {
 
 namespace {
 
-constexpr size_t kBlock = 512;  // columns whose sums stay in the nearest cache
+constexpr size_t kBlock = 2048;  // columns whose sums stay in the nearest cache
+constexpr size_t kTogether =
+    4;  // rows that are read side by side, so that sums are loaded and stored less often
 
 template <typename T>
 MC_INLINE float widened(T value) {
@@ -23,22 +26,62 @@ MC_INLINE void add(float* sums, const void* row, size_t columns, size_t from, fl
 }
 
 template <typename T>
+MC_INLINE void add_four(float* sums, const uintptr_t* rows, const float* weights, size_t columns,
+                        size_t from) {
+  auto* a = reinterpret_cast<const T*>(rows[0]) + from;
+  auto* b = reinterpret_cast<const T*>(rows[1]) + from;
+  auto* c = reinterpret_cast<const T*>(rows[2]) + from;
+  auto* d = reinterpret_cast<const T*>(rows[3]) + from;
+  for (size_t i = 0; i < columns; ++i) {
+    float sum = sums[i] + widened(a[i]) * weights[0];
+    sum += widened(b[i]) * weights[1];
+    sum += widened(c[i]) * weights[2];
+    sums[i] = sum + widened(d[i]) * weights[3];
+  }
+}
+
+// The addends of one result that are there.
+struct Present {
+  std::vector<uintptr_t> rows;
+  std::vector<float> weights;
+
+  void find(const Sum& sum, size_t result) {
+    rows.clear();
+    weights.clear();
+    for (size_t i = result * sum.most; i < (result + 1) * sum.most; ++i) {
+      if (sum.addends[i] == 0) continue;
+      rows.push_back(sum.addends[i]);
+      weights.push_back(sum.weights == nullptr ? 1.0f : sum.weights[i]);
+    }
+  }
+};
+
+template <typename T>
+MC_INLINE void add_all(float* sums, const Present& present, size_t columns, size_t from) {
+  size_t i = 0;
+  for (; i + kTogether <= present.rows.size(); i += kTogether) {
+    add_four<T>(sums, &present.rows[i], &present.weights[i], columns, from);
+  }
+  for (; i < present.rows.size(); ++i) {
+    add<T>(sums, reinterpret_cast<const void*>(present.rows[i]), columns, from, present.weights[i]);
+  }
+}
+
+template <typename T>
 MC_INLINE void sum_loop(const Sum& sum) {
+  Present present;
   for (size_t result = 0; result < sum.count; ++result) {
     auto* out = static_cast<T*>(sum.out) + result * sum.width;
-    const uintptr_t* addends = sum.addends + result * sum.most;
+    present.find(sum, result);
     for (size_t from = 0; from < sum.width; from += kBlock) {
       size_t columns = std::min(kBlock, sum.width - from);
-      float sums[kBlock] = {};
+      float sums[kBlock];
+      std::fill_n(sums, columns, 0.0f);
       for (const void* first : sum.first) {
         if (first != nullptr)
           add<T>(sums, static_cast<const T*>(first) + result * sum.width, columns, from, 1.0f);
       }
-      for (size_t i = 0; i < sum.most; ++i) {
-        if (addends[i] == 0) continue;
-        float weight = sum.weights == nullptr ? 1.0f : sum.weights[result * sum.most + i];
-        add<T>(sums, reinterpret_cast<const void*>(addends[i]), columns, from, weight);
-      }
+      add_all<T>(sums, present, columns, from);
       for (size_t i = 0; i < columns; ++i) {
         if constexpr (std::is_same_v<T, uint16_t>) {
           out[from + i] = to_bf16(sums[i]);
