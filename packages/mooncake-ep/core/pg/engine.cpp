@@ -212,6 +212,12 @@ void Engine::move_until_idle() {
 
 void Engine::close() {
   if (closed_.exchange(true)) return;
+  if (generation_ != driver::fork_generation()) {
+    // In a forked child: the rank is the parent's, and its threads are not here.
+    if (worker_.joinable()) worker_.detach();
+    if (mover_.joinable()) mover_.detach();
+    return;
+  }
   if (group_.joined()) group_.leave();
   {
     std::lock_guard lock(queue_mutex_);

@@ -81,6 +81,7 @@ class Engine {
   std::atomic<int> waiting_{0};  // callers that move messages while they wait
   std::thread mover_;
   std::atomic<bool> closed_{false};
+  uint32_t generation_ = driver::fork_generation();
 };
 
 }  // namespace mooncake::ep::pg

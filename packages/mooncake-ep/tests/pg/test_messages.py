@@ -142,3 +142,24 @@ def test_a_message_of_another_size_is_refused_and_the_next_one_comes(launch: Any
     ((error, tensor),) = launch(unlike_ranks, 2).results([0])
     assert "sent 16 bytes where 12 are expected" in error
     assert tensor == [1.0] * 5
+
+
+def dropped_ranks(rank: int, world: int, folder: Path) -> Any:
+    start(rank, world, folder)
+    if rank == 0:
+        for value in range(3):
+            dist.isend(torch.full((LARGE,), float(value)), 1)  # nobody keeps the work or the tensor
+        torch.full((LARGE,), -1.0)  # would be found in memory that was freed
+        dist.barrier()
+        dist.barrier()
+        return None
+    dist.barrier()
+    got = [torch.zeros(LARGE) for _ in range(3)]
+    for tensor in got:
+        dist.recv(tensor, 0)
+    dist.barrier()  # until then the sender is there
+    return [[tensor.min().item(), tensor.max().item()] for tensor in got]
+
+
+def test_the_memory_of_a_message_that_nobody_holds_is_kept_until_it_has_left(launch: Any) -> None:
+    assert launch(dropped_ranks, 2).results([1]) == [[[value, value] for value in (0.0, 1.0, 2.0)]]

@@ -16,7 +16,7 @@ from mooncake_ep.pg.collectives import Collectives
 from mooncake_ep.pg.messages import Messages
 from mooncake_ep.pg.options import MooncakeBackendOptions
 from mooncake_ep.pg.types import Staged
-from mooncake_ep.pg.work import CollectiveWork, DoneWork, GroupWork, SequenceWork
+from mooncake_ep.pg.work import CollectiveWork, DoneWork, GroupWork, MessageWork, SequenceWork
 
 __all__ = ["MooncakeProcessGroup"]
 
@@ -54,7 +54,9 @@ class MooncakeProcessGroup(Collectives, Messages, _TorchGroup):  # type: ignore[
         self._done = DoneWork([])
         self._in_flight: collections.deque[CollectiveWork] = collections.deque()
         self._coalesced: list[GroupWork] | None = None
+        self._messages: list[MessageWork] = []
         self._sequence = 0
+        self.abandoned: list[torch.Tensor] = []
         self._show_members()
 
     # Names and sizes. torch's C++ calls the getX forms.

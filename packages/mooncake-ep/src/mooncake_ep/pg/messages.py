@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Messages"]
 
 ANY_SOURCE = -1
+PRUNE_AT = 32
 
 
 class Messages:
@@ -30,6 +31,7 @@ class Messages:
     engine: GroupEngine
     _size: int
     _coalesced: list[GroupWork] | None
+    _messages: list[MessageWork]
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> GroupWork:
         """Send one tensor. A short one is done before its receiver asks. No exception if that is gone."""
@@ -55,9 +57,17 @@ class Messages:
 
     def _start(self, work: MessageWork) -> GroupWork:
         self.engine.move_messages_aside()
+        if not work.is_completed():
+            self._keep_message(work)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
+
+    def _keep_message(self, work: MessageWork) -> None:
+        """Keep the memory of a message that nobody waits for until it has left or come."""
+        if len(self._messages) >= PRUNE_AT:
+            self._messages[:] = [one for one in self._messages if not one.is_completed()]
+        self._messages.append(work)
 
     def _check(self, tensors: Sequence[torch.Tensor], peer: int, what: str) -> torch.Tensor:
         if len(tensors) != 1:

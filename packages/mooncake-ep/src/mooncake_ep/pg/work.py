@@ -196,7 +196,10 @@ class CollectiveWork(GroupWork):
 
 
 class MessageWork(GroupWork):
-    """A message that is sent or received. A send to a rank that is gone ends without an exception."""
+    """A message that is sent or received. A send to a rank that is gone ends without an exception.
+
+    One that is not over in time is taken back, unless part of it has left already.
+    """
 
     def __init__(
         self,
@@ -227,6 +230,8 @@ class MessageWork(GroupWork):
         result: Any = self._group.engine.finish_message(self._number, limit)
         self.source = result.source
         error = error_of(result)
+        if isinstance(error, GroupTimeout):
+            self._group.abandoned.append(self._memory)  # what has begun to leave is still read
         if isinstance(error, RankFailed):
             self.failed_ranks = [self._peer] if self._peer >= 0 else []
             self._group.note_failed(self.failed_ranks)
