@@ -39,8 +39,11 @@ class GroupBuffer:
         """Meet the ranks of the group anew: those that came back or are new, and those that were given up.
 
         All ranks of the group call it together, a new one by making its buffer. Handles from before are void.
+        Where the group has grown, experts are spread anew over all ranks, unless `set_owners` says how.
         """
-        self._peers.meet()
+        self.group_size = dist.get_world_size(self.group)
+        self._even.clear()
+        self._peers.meet(self.group_size)
         self._dispatches.restart()
         self._combines.restart()
 
@@ -60,6 +63,7 @@ class GroupBuffer:
     def _owners(self, num_experts: int) -> ExpertOwners:
         given = self._given_owners
         if given is not None:
+            self._fitting(given)
             if given.num_experts != num_experts:
                 raise PlacementError(f"{num_experts} experts, but the owner table has {given.num_experts}")
             return given

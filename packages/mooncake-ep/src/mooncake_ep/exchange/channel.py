@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 
-from mooncake_ep.exchange.peers import HEAD_BYTES, META_BYTES, REGION_BYTES, Peers
+from mooncake_ep.exchange.peers import HEAD_BYTES, META_BYTES, MOST_RANKS, REGION_BYTES, Peers
 
 __all__ = ["COMBINE", "DISPATCH", "Channel"]
 
@@ -26,7 +26,7 @@ class Channel:
         self.peers = peers
         self._kind = kind
         self._posted, self._writing = POSTED + 2 * kind, WRITING + 2 * kind
-        self._read = FIRST_READ + kind * peers.size
+        self._read = FIRST_READ + kind * MOST_RANKS
         self.restart()
 
     def restart(self) -> None:

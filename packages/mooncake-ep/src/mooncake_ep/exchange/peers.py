@@ -55,8 +55,6 @@ class Peers:
     """
 
     def __init__(self, rank: int, size: int, share: Share) -> None:
-        if not 0 <= rank < size <= MOST_RANKS:
-            raise PeerError(f"rank {rank} of {size}: there can be up to {MOST_RANKS} ranks")
         self.rank, self.size = rank, size
         self.rounds = 0
         self.alive = [True] * size
@@ -72,13 +70,16 @@ class Peers:
                 "raise the limit of virtual memory (ulimit -v)"
             ) from error
         self.window.store(NONCE_WORD, self._nonce)
-        self.meet()
+        self.meet(size)
 
-    def meet(self) -> None:
-        """Learn who the ranks are now; all ranks of the group call this at once. Everybody is alive again.
+    def meet(self, size: int) -> None:
+        """Learn who the `size` ranks are now; all of them call this at once. Everybody is alive again.
 
         Raises PeerError, on every rank, when one of them cannot reach another.
         """
+        if not 0 <= self.rank < size <= MOST_RANKS:
+            raise PeerError(f"rank {self.rank} of {size}: there can be up to {MOST_RANKS} ranks")
+        self.size = size
         machine = BOOT_ID.read_text().strip()
         mine = Hello(machine, os.getpid(), self.window.fd, self._nonce, self.rounds)
         hellos = [hello for hello in self._share(mine) if isinstance(hello, Hello)]
