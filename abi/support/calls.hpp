@@ -11,6 +11,7 @@
 
 #include "handles.hpp"
 #include "mooncake_driver.h"
+#include "os.hpp"
 #include "status.hpp"
 
 namespace mooncake::driver {
@@ -27,11 +28,7 @@ inline Status copy_out(const void* bytes, size_t size, void* blob, size_t* lengt
 template <class Endpoint>
 class Calls {
  protected:
-  // Never destroyed: the engine may call until the process ends, after static destructors have run.
-  static HandleTable<Endpoint>& endpoints() {
-    static auto* table = new HandleTable<Endpoint>;
-    return *table;
-  }
+  static HandleTable<Endpoint>& endpoints() { return of_this_process<HandleTable<Endpoint>>(); }
 
   static std::string& last_reason() {
     thread_local std::string reason;
@@ -61,9 +58,11 @@ class Calls {
   // The pointer holds until close(), which by contract no call overlaps.
   static Status find(mc_handle handle, Endpoint*& endpoint) {
     const std::shared_ptr<Endpoint>* found = endpoints().find(handle);
+    if (found == nullptr && fork_generation() > 1)
+      return failed(
+          MC_CLOSED,
+          "no endpoint of this forked process has this handle; if it is the parent's, open one here");
     if (found == nullptr) return failed(MC_INVALID, "no endpoint has this handle");
-    if ((*found)->forked())
-      return failed(MC_CLOSED, "the endpoint belongs to the parent of this forked process; open one here");
     endpoint = found->get();
     return {};
   }

@@ -105,6 +105,24 @@ inline uint32_t fork_generation() {
   return registered == 0 ? generation.load(std::memory_order_relaxed) : 0;
 }
 
+// The object of this type that the process has but one of. A forked child makes its own: a thread of the
+// parent may have held a lock of the other at the fork, for ever. Never destroyed: calls come until the
+// process ends.
+template <class Object>
+Object& of_this_process() {
+  struct Owned {
+    uint32_t generation;
+    Object object{};
+  };
+  static std::atomic<Owned*> current{nullptr};
+  Owned* found = current.load(std::memory_order_acquire);
+  if (found != nullptr && found->generation == fork_generation()) return found->object;
+  auto* made = new Owned{.generation = fork_generation()};
+  if (current.compare_exchange_strong(found, made)) return made->object;
+  delete made;
+  return found->object;
+}
+
 // For threads of a driver: names the thread and leaves signals to the threads of the application.
 inline void prepare_thread(const char* name) {
   sigset_t all;

@@ -11,7 +11,7 @@
 
 namespace mooncake::driver {
 
-// `Endpoint` has a static open(options, count, &shared_ptr), close(), forked(), and a method for each
+// `Endpoint` has a static open(options, count, &shared_ptr), close(), and a method for each
 // function of mc_driver_v1, whose promises it keeps: the same parameters without the endpoint's handle,
 // references for what is not null, a Status for an mc_status (poll: how many; arm: whether nothing waits).
 // What it leaves out of the later minors is null in the table.
@@ -43,7 +43,7 @@ class Table : private Calls<Endpoint> {
   static void close(mc_handle handle) {
     (void)guarded([&] {
       Endpoint* known = nullptr;
-      // In a forked child it stays in the table: its threads are not there to be joined.
+      // A forked child finds none of its parent's: their threads are not there to be joined.
       if (Status status = find(handle, known); !status.ok()) return status;
       endpoints().take(handle)->close();
       return Status{};

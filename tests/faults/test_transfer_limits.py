@@ -141,6 +141,58 @@ print([type(error).__name__ for error in failures])
 """
 
 
+STARTING = """
+import gc, os, resource, sys, time
+from pathlib import Path
+from mooncake_transfer import TransferConfig, TransferEngine
+from mooncake_transfer.errors import TransferError
+
+driver, name, room = sys.argv[1], sys.argv[2], int(sys.argv[3])
+config = TransferConfig(drivers=(driver,))
+TransferEngine(config).close()
+if name == "RLIMIT_NPROC" and os.geteuid() == 0:  # which has no power over root
+    os.setgid(65534)
+    os.setuid(65534)
+limit = getattr(resource, name)
+most = resource.getrlimit(limit)[1]
+held = lambda of: len(list(Path(f"/proc/self/{of}").iterdir()))
+used = held("task") if name == "RLIMIT_NPROC" else held("fd") - 1  # the folder's own
+gc.collect()
+gc.disable()  # what an engine leaves goes with it, not some time later
+before, failed = (held("fd"), held("task")), []
+for left in range(room):
+    resource.setrlimit(limit, (used + left, most))
+    try:
+        TransferEngine(config).close()
+    except TransferError as error:
+        failed.append(str(error))
+    until_s = time.monotonic() + 20
+    while (now := (held("fd"), held("task"))) != before:  # a thread shows a moment longer
+        assert time.monotonic() < until_s, (left, before, now, failed[-1:])
+        time.sleep(0.01)
+print(*failed, sep="\\n")
+"""
+
+
+@drivers
+@pytest.mark.parametrize(
+    ("limit", "room", "remedy"), [("RLIMIT_NOFILE", 30, "ulimit -n"), ("RLIMIT_NPROC", 16, "ulimit -u")]
+)
+def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(
+    driver: str, limit: str, room: int, remedy: str
+) -> None:
+    """Wherever in its start the threads or descriptors run out."""
+    ended = subprocess.run(
+        [sys.executable, "-c", STARTING, driver, limit, str(room)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert remedy in ended.stdout
+
+
 @drivers
 @pytest.mark.parametrize("left", [3, 14, 40])
 def test_running_out_of_descriptors_fails_what_needs_one(driver: str, left: int) -> None:

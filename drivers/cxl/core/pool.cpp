@@ -21,20 +21,9 @@ constexpr long kLongestRestNs = 1'000'000;
 
 // The pools of this process. A forked child starts with none: it has not the threads that keep the leases.
 struct Registry {
-  uint32_t generation;
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<Pool>> pools;
 };
-
-Registry& registry() {
-  static std::atomic<Registry*> current{nullptr};  // never freed: also used while the process ends
-  Registry* found = current.load(std::memory_order_acquire);
-  if (found != nullptr && found->generation == fork_generation()) return *found;
-  auto* made = new Registry{fork_generation(), {}, {}};
-  if (current.compare_exchange_strong(found, made)) return *made;
-  delete made;
-  return *found;
-}
 
 void read_boot_id(uint8_t* id) {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
@@ -59,7 +48,7 @@ Status Pool::open(const PoolRequest& request, std::shared_ptr<Pool>& pool) {
   std::shared_ptr<Pool> made(new Pool(request));
   if (Status status = made->backing_.open(request.backing); !status.ok()) return status;
   std::string name = made->backing_.identity() + " " + std::to_string(request.host);
-  Registry& known = registry();
+  auto& known = driver::of_this_process<Registry>();
   std::lock_guard lock(known.mutex);
   if (std::shared_ptr<Pool> found = known.pools[name].lock()) {
     if (found->request_.coherent != request.coherent || found->request_.lease_s != request.lease_s) {

@@ -87,8 +87,9 @@ def test_options_that_cannot_work_are_refused(options: dict[str, object], messag
 
 
 @pytest.mark.skipif(not NIXL, reason="NIXL is not installed")
-def test_an_address_that_no_peer_can_connect_to_is_refused() -> None:
-    options = {"nixl": {"host": "0.0.0.0"}}
+@pytest.mark.parametrize("host", ["0.0.0.0", "::0"])
+def test_an_address_that_no_peer_can_connect_to_is_refused(host: str) -> None:
+    options = {"nixl": {"host": host}}
     with pytest.raises(DriverUnavailable, match="which peers cannot connect to; name one address"):
         TransferEngine(TransferConfig(drivers=("nixl",), driver_options=options))
 

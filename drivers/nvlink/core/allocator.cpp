@@ -6,6 +6,7 @@
 
 #include "cuda.hpp"
 #include "library.hpp"
+#include "support/os.hpp"
 
 namespace mooncake::nvlink {
 namespace {
@@ -17,10 +18,7 @@ struct Allocations {
   std::string failure;
 };
 
-Allocations& allocations() {
-  static auto* all = new Allocations;  // torch frees until the very end
-  return *all;
-}
+Allocations& allocations() { return driver::of_this_process<Allocations>(); }
 
 // The primary context of a device, current while this lives.
 class CurrentDevice {

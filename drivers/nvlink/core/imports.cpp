@@ -12,6 +12,7 @@
 #include <string>
 
 #include "memory.hpp"
+#include "support/os.hpp"
 
 namespace mooncake::nvlink {
 namespace {
@@ -32,16 +33,12 @@ class Mapping {
 };
 using MappingPointer = std::shared_ptr<Mapping>;
 
-// CUDA opens an IPC handle only once in a process; a fabric handle need not be mapped twice. Never destroyed:
-// endpoints may be closed until the very end.
+// CUDA opens an IPC handle only once in a process; a fabric handle need not be mapped twice.
 struct Cache {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<Mapping>> mappings;
 };
-Cache& cache() {
-  static auto* cache = new Cache;
-  return *cache;
-}
+Cache& cache() { return driver::of_this_process<Cache>(); }
 
 template <class Make>
 Status open_once(const std::string& name, MappingPointer& mapping, Make make) {

@@ -4,6 +4,8 @@
 #include <memory>
 #include <mutex>
 
+#include "support/os.hpp"
+
 namespace mooncake::nvlink {
 namespace {
 
@@ -45,13 +47,17 @@ Status open(const std::string& path, Cuda& cuda) {
   return {};
 }
 
+struct Loaded {
+  std::mutex mutex;
+  std::map<std::string, std::unique_ptr<Cuda>> by_path;
+};
+
 }  // namespace
 
 Status Cuda::load(const std::string& path, const Cuda*& cuda) {
-  static std::mutex mutex;
-  static auto* loaded = new std::map<std::string, std::unique_ptr<Cuda>>;  // calls come until the very end
+  auto& [mutex, loaded] = driver::of_this_process<Loaded>();
   std::lock_guard lock(mutex);
-  auto& known = (*loaded)[path];
+  auto& known = loaded[path];
   if (!known) {
     auto made = std::make_unique<Cuda>();
     if (Status status = open(path, *made); !status.ok()) return status;

@@ -6,6 +6,8 @@
 #include <map>
 #include <mutex>
 
+#include "support/os.hpp"
+
 namespace mooncake::nvlink {
 namespace {
 
@@ -19,12 +21,16 @@ struct Registry {
   std::map<uint64_t, Range> ranges;  // by start, disjoint
 };
 
-// One for all endpoints of the process. Never destroyed: endpoints may be closed until the very end.
+struct Registries {
+  std::mutex mutex;
+  std::map<const Cuda*, Registry> by_library;
+};
+
+// One for all endpoints of the process.
 Registry& registry(const Cuda& cuda) {
-  static std::mutex mutex;
-  static auto* all = new std::map<const Cuda*, Registry>;
+  auto& [mutex, all] = driver::of_this_process<Registries>();
   std::lock_guard lock(mutex);
-  return (*all)[&cuda];
+  return all[&cuda];
 }
 
 bool pinned_by_its_owner(const Cuda& cuda, uint64_t address) {

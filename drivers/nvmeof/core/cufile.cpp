@@ -5,6 +5,7 @@
 #include <string>
 
 #include "support/library.hpp"
+#include "support/os.hpp"
 
 namespace mooncake::nvmeof::cufile {
 namespace {
@@ -56,11 +57,15 @@ Status open_cufile(Library& all) {
   return failed(MC_UNSUPPORTED, why);
 }
 
+struct Loaded {
+  std::mutex mutex;
+  const Library* library = nullptr;
+};
+
 }  // namespace
 
 Status Library::load(const Library*& library) {
-  static std::mutex mutex;
-  static const Library* loaded = nullptr;
+  auto& [mutex, loaded] = driver::of_this_process<Loaded>();
   std::lock_guard lock(mutex);
   if (loaded == nullptr) {
     auto made = std::make_unique<Library>();

@@ -4,6 +4,8 @@
 #include <mutex>
 #include <vector>
 
+#include "support/os.hpp"
+
 namespace mooncake::nvmeof {
 namespace {
 
@@ -17,11 +19,7 @@ struct Registry {
   std::map<EndpointId, Known> known;
 };
 
-// Never destroyed: endpoints may be closed after static destructors have run.
-Registry& registry() {
-  static auto* all = new Registry;
-  return *all;
-}
+Registry& registry() { return driver::of_this_process<Registry>(); }
 
 std::vector<std::shared_ptr<Io>> everyone() {
   std::vector<std::shared_ptr<Io>> all;

@@ -13,7 +13,8 @@ namespace mooncake_tcp {
 
 namespace {
 
-constexpr char kBlobMagic[4] = {'M', 'C', 'T', 'A'};
+constexpr size_t kMagicBytes = 4;
+constexpr char kPlainMagic[] = "MCTA", kEncryptedMagic[] = "MCTS";
 constexpr size_t kMaxHosts = 12;  // of at most INET6_ADDRSTRLEN bytes, which keeps the blob below MC_BLOB_MAX
 
 const sockaddr_in& v4(const SocketAddress& address) {
@@ -162,10 +163,10 @@ bool is_same_host(const SocketAddress& host, const std::vector<SocketAddress>& o
                                            [&](const auto& own) { return own.same_host_as(host); });
 }
 
-// Blob: magic[4], nonce[16], port (u16, little-endian), number of hosts (u8), then each host as length (u8)
-// and text.
+// Blob: magic[4] (another one where TLS is spoken), nonce[16], port (u16, little-endian), number of hosts
+// (u8), then each host as length (u8) and text.
 std::string encode_address(const EndpointAddress& address) {
-  std::string blob(kBlobMagic, sizeof(kBlobMagic));
+  std::string blob(address.encrypted ? kEncryptedMagic : kPlainMagic);
   blob.append(reinterpret_cast<const char*>(address.nonce.data()), address.nonce.size());
   size_t count = std::min(address.hosts.size(), kMaxHosts);
   uint16_t port = count == 0 ? 0 : address.hosts[0].port();
@@ -181,13 +182,15 @@ std::string encode_address(const EndpointAddress& address) {
 }
 
 Status decode_address(const void* blob, size_t length, EndpointAddress* address) {
-  constexpr size_t kFixed = sizeof(kBlobMagic) + MC_KEY_BYTES + 3;
+  constexpr size_t kFixed = kMagicBytes + MC_KEY_BYTES + 3;
   const Status wrong{MC_INVALID, "this is not the address of a tcp endpoint"};
   const auto* bytes = static_cast<const uint8_t*>(blob);
-  if (bytes == nullptr || length < kFixed || memcmp(bytes, kBlobMagic, sizeof(kBlobMagic)) != 0) return wrong;
+  if (bytes == nullptr || length < kFixed) return wrong;
   EndpointAddress decoded;
-  memcpy(decoded.nonce.data(), bytes + sizeof(kBlobMagic), MC_KEY_BYTES);
-  const uint8_t* at = bytes + sizeof(kBlobMagic) + MC_KEY_BYTES;
+  decoded.encrypted = memcmp(bytes, kEncryptedMagic, kMagicBytes) == 0;
+  if (!decoded.encrypted && memcmp(bytes, kPlainMagic, kMagicBytes) != 0) return wrong;
+  memcpy(decoded.nonce.data(), bytes + kMagicBytes, MC_KEY_BYTES);
+  const uint8_t* at = bytes + kMagicBytes + MC_KEY_BYTES;
   auto port = static_cast<uint16_t>(at[0] | at[1] << 8);
   size_t count = at[2];
   size_t position = kFixed;

@@ -48,6 +48,7 @@ bool is_same_host(const SocketAddress& host, const std::vector<SocketAddress>& o
 struct EndpointAddress {
   Key nonce{};
   std::vector<SocketAddress> hosts;  // to try in this order, all with the same port
+  bool encrypted = false;            // it speaks TLS
 };
 
 std::string encode_address(const EndpointAddress& address);

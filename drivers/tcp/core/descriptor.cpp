@@ -15,10 +15,8 @@ namespace {
 // things.
 constexpr int kTracked = 1 << 16;
 std::atomic<uint64_t> open_fds[kTracked / 64];
-std::atomic<unsigned> depth{0};
 
 void close_in_child() {
-  depth.fetch_add(1);
   for (size_t word = 0; word < kTracked / 64; ++word) {
     uint64_t bits = open_fds[word].exchange(0);
     for (; bits != 0; bits &= bits - 1) close(static_cast<int>(word * 64) + __builtin_ctzll(bits));
@@ -49,7 +47,5 @@ void Descriptor::reset() {
   close(fd_);
   fd_ = -1;
 }
-
-unsigned fork_depth() { return depth.load(std::memory_order_relaxed); }
 
 }  // namespace mooncake_tcp

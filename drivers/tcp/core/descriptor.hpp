@@ -30,8 +30,4 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// How many times this process is a fork of the one that loaded the driver; an endpoint is only usable in its
-// own.
-unsigned fork_depth();
-
 }  // namespace mooncake_tcp

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "endpoint.hpp"
+#include "support/os.hpp"
 
 namespace mooncake_tcp {
 
@@ -17,11 +18,7 @@ void set_last_error(const char* text) noexcept {
   strncpy(last_error_text, text, sizeof(last_error_text) - 1);
 }
 
-// Never destroyed: threads of endpoints that nobody closed still run while the process exits.
-HandleTable<Endpoint>& endpoints() {
-  static auto* table = new HandleTable<Endpoint>;
-  return *table;
-}
+HandleTable<Endpoint>& endpoints() { return mooncake::driver::of_this_process<HandleTable<Endpoint>>(); }
 
 // Runs `body`, a function of nothing to Status, and keeps what it says for last_error(). No exception leaves
 // the driver.
@@ -45,9 +42,10 @@ template <typename Body>
 mc_status on_endpoint(mc_handle handle, Body&& body) noexcept {
   return guarded([&]() -> Status {
     std::shared_ptr<Endpoint> endpoint = endpoints().find(handle);
-    if (!endpoint) return {MC_INVALID, "there is no such endpoint"};
-    if (!endpoint->usable()) return {MC_CLOSED, "this process is a fork; open an endpoint of its own"};
-    return body(*endpoint);
+    if (endpoint) return body(*endpoint);
+    if (mooncake::driver::fork_generation() > 1)
+      return {MC_CLOSED, "there is no such endpoint in this forked process; open one of its own"};
+    return {MC_INVALID, "there is no such endpoint"};
   });
 }
 
@@ -74,14 +72,8 @@ mc_status open_endpoint(const mc_option* options, size_t count, mc_handle* endpo
 
 void close_endpoint(mc_handle handle) {
   guarded([&]() -> Status {
-    std::shared_ptr<Endpoint> endpoint = endpoints().remove(handle);
-    if (!endpoint) return {};
-    // A forked child cannot take apart what the parent's threads were in the middle of: it leaves it alone.
-    if (!endpoint->usable()) {
-      new std::shared_ptr<Endpoint>(std::move(endpoint));
-      return {};
-    }
-    endpoint->close();
+    // A forked child has none of its parent's: it cannot take apart what threads were in the middle of.
+    if (std::shared_ptr<Endpoint> endpoint = endpoints().remove(handle)) endpoint->close();
     return {};
   });
 }

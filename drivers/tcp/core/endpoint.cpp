@@ -58,7 +58,7 @@ Status Endpoint::begin() {
   if (!listening.ok()) return listening;
   shared_.own_hosts = interface_addresses();
   shared_.source = listener_->bound();
-  EndpointAddress address{nonce_, {listener_->bound()}};
+  EndpointAddress address{nonce_, {listener_->bound()}, shared_.options.tls != nullptr};
   if (!shared_.options.advertise_host.empty()) {
     Status resolved = resolve(shared_.options.advertise_host, &address.hosts[0]);
     if (!resolved.ok()) return resolved;
@@ -83,8 +83,6 @@ Status Endpoint::begin() {
 }
 
 void Endpoint::close() {
-  // In a forked child there is nothing to join, and waiting for threads of the parent would never end.
-  if (!usable()) return;
   for (auto& worker : shared_.workers) worker->stop();
 }
 
@@ -119,6 +117,11 @@ Status Endpoint::connect(const void* blob, size_t length, mc_handle* connection)
   EndpointAddress address;
   Status status = decode_address(blob, length, &address);
   if (!status.ok()) return status;
+  if (address.encrypted != (shared_.options.tls != nullptr)) {
+    return {MC_UNSUPPORTED, std::string("tcp is encrypted at ") +
+                                (address.encrypted ? "the peer only" : "this end only") +
+                                "; set TlsConfig.data for both or for neither"};
+  }
   uint64_t session = 0;
   while (session == 0) {  // 0 means none
     if (getrandom(&session, sizeof(session), 0) < 0 && errno != EINTR) {

@@ -18,8 +18,6 @@ class Endpoint {
   ~Endpoint() { close(); }
 
   void close();
-  // False in a child that fork() made: it has none of the threads.
-  bool usable() const { return fork_depth_ == fork_depth(); }
 
   void caps(mc_caps* caps) const;
   void stats(mc_stats* stats) const;
@@ -58,7 +56,6 @@ class Endpoint {
   std::string end_revoked_uses(const std::shared_ptr<Region>& region, uint64_t deadline_ns);
   static Status prepare(const mc_op& op, Lookup* lookup, OperationBlock* block, Request* request);
 
-  const unsigned fork_depth_ = fork_depth();
   Sessions sessions_;  // before the workers, whose last connections leave it
   Surroundings shared_;
   Key nonce_{};

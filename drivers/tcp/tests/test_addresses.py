@@ -119,3 +119,11 @@ def test_without_a_list_there_is_one_endpoint_without_a_name() -> None:
 def test_an_unknown_interface_is_named_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"nic9.*known: .*lo"):
         endpoints({"interfaces": "lo,nic9"})
+
+
+def test_the_interface_is_unknown_where_no_descriptor_is_left_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left() -> list[tuple[int, str]]:
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(socket, "if_nameindex", none_left)
+    assert interfaces.interface_of("127.0.0.1") is None

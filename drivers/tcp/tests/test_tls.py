@@ -12,7 +12,7 @@ import trustme
 
 from mooncake_driver_tcp.testing import Address, Client, Frame, Op
 from mooncake_transfer import TransferEngine
-from mooncake_transfer.errors import DriverUnavailable, PeerUnreachable
+from mooncake_transfer.errors import DriverUnavailable, NoRoute, PeerUnreachable
 from mooncake_transfer.testing import pattern
 
 MIB = 1 << 20
@@ -76,15 +76,26 @@ def test_a_certificate_of_another_authority_is_turned_away(
         stranger.read(stranger.allocate(4096), remote, [[0, 0, 4096]]).wait(DEADLINE_S)
 
 
-@pytest.mark.parametrize("secure", ["initiator", "target"])
-def test_plain_and_encrypted_do_not_meet(start: Start, files: Files, secure: str) -> None:
+@pytest.mark.parametrize(("secure", "where"), [("initiator", "this end only"), ("target", "the peer only")])
+def test_plain_and_encrypted_do_not_meet_and_say_why(
+    start: Start, files: Files, secure: str, where: str
+) -> None:
     owner = start(**(files if secure == "target" else {}))
-    reader = start(connect_timeout_ms=1000, **(files if secure == "initiator" else {}))
-    region = owner.allocate(4096)
-    remote = reader.import_region(region.descriptor())
-    with pytest.raises(PeerUnreachable):
-        reader.write(reader.allocate(4096), remote, [[0, 0, 4096]]).wait(DEADLINE_S)
-    assert bytes(region.view()) == bytes(4096)
+    reader = start(**(files if secure == "initiator" else {}))
+    said = f"tcp is encrypted at {where}; set TlsConfig.data for both or for neither"
+    with pytest.raises(NoRoute, match=said):
+        reader.import_region(owner.allocate(4096).descriptor())
+
+
+def test_an_encrypted_target_drops_who_speaks_in_plain(
+    start: Start, files: Files, address_of: AddressOf
+) -> None:
+    address = address_of(start(**files))
+    assert address.encrypted
+    with Client(address.port) as client:
+        client.send(Frame(Op.HELLO, key=address.nonce))
+        while client.receive(1):  # its alert
+            pass
 
 
 def test_an_initiator_without_a_certificate_is_not_served(

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "support/library.hpp"
+#include "support/os.hpp"
 
 namespace mooncake::verbs {
 namespace {
@@ -69,11 +70,15 @@ struct Cuda {
   }
 };
 
+struct Loaded {
+  std::mutex mutex;
+  const Cuda* cuda = nullptr;
+};
+
 // Hosts without a GPU never load it.
 Status loaded(const Cuda** cuda) {
-  static auto* mutex = new std::mutex;
-  static const Cuda* known = nullptr;
-  std::lock_guard lock(*mutex);
+  auto& [mutex, known] = driver::of_this_process<Loaded>();
+  std::lock_guard lock(mutex);
   if (known == nullptr) {
     Cuda made;
     if (Status status = made.load(); !status.ok()) return status;

@@ -4,7 +4,17 @@
 #include <memory>
 #include <mutex>
 
+#include "support/os.hpp"
+
 namespace mooncake::verbs {
+namespace {
+
+struct Loaded {
+  std::mutex mutex;
+  std::map<std::string, std::unique_ptr<Verbs>> by_path;
+};
+
+}  // namespace
 
 Status Verbs::load(const std::string& path) {
   const char* remedy = "install libibverbs (Debian: libibverbs1 and ibverbs-providers)";
@@ -48,11 +58,9 @@ Status Verbs::load(const std::string& path) {
 }
 
 Status Verbs::get(const std::string& path, const Verbs** verbs) {
-  // Never destroyed, as the library itself: devices may be in use when static destructors run.
-  static auto* mutex = new std::mutex;
-  static auto* loaded = new std::map<std::string, std::unique_ptr<Verbs>>;
-  std::lock_guard lock(*mutex);
-  std::unique_ptr<Verbs>& known = (*loaded)[path];
+  auto& [mutex, loaded] = driver::of_this_process<Loaded>();
+  std::lock_guard lock(mutex);
+  std::unique_ptr<Verbs>& known = loaded[path];
   if (!known) {
     auto made = std::make_unique<Verbs>();
     if (Status status = made->load(path); !status.ok()) return status;

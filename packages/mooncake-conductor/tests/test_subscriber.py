@@ -242,6 +242,8 @@ def test_a_malformed_message_loses_the_view_and_the_stream_goes_on(frames) -> No
         (None, None),
         ("tcp://*:5557", "tcp://h:5557"),
         ("tcp://0.0.0.0:5557", "tcp://h:5557"),
+        ("tcp://[::0]:5557", "tcp://h:5557"),
+        ("tcp://:5557", "tcp://:5557"),
         ("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5557"),
         ("ipc:///tmp/events", "ipc:///tmp/events"),
     ],

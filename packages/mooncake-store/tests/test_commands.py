@@ -150,6 +150,8 @@ def test_top_shows_segments_hot_objects_and_requests(command, store):
     told = json.loads(command("top", "--once", "--json", "--interval-s", "0.05").stdout)
     assert told["stats"]["objects"] == 1
     assert "--json needs --once" in command("top", "--json", status=2).stderr
+    for interval in ("inf", "nan"):
+        assert "interval-s" in command("top", "--once", "--interval-s", interval, status=2).stderr
 
 
 def test_what_happens_between_two_looks_of_different_masters_is_not_made_up(store):

@@ -135,6 +135,13 @@ bool give_up(Handle& self, double timeout_s) {
   });
 }
 
+void expire(Handle& self, double limit_s) {
+  if (self.transfer->done()) return;
+  require_origin(self.engine->origin());
+  GilReleased release;
+  self.engine->cancel(*self.transfer, Status::error(Code::kTimeout, overdue(self, limit_s)));
+}
+
 void wait(Handle& self, const nb::object& timeout_s) {
   Transfer& t = *self.transfer;
   double limit = timeout_s.is_none() ? self.timeout_s : seconds_of(timeout_s, "timeout_s");
@@ -292,6 +299,8 @@ void bind_transfer(nb::module_& m) {
            nb::sig("def wait(self, timeout_s: float | None = None) -> None"))
       .def("overdue", &overdue, nb::arg("timeout_s"), nb::call_guard<GilReleased>(),
            "What to say of it when it is not done after so long: peer, region and cause.")
+      .def("expire", &expire, nb::arg("limit_s"),
+           "Cancel it, as it was not done within that limit: wait() raises TransferTimeout then.")
       .def("done", &done)
       .def("cancel", &cancel)
       .def("signal_when_done", &signal_when_done, nb::arg("event_fd"))

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "interrupt.hpp"
+#include "threads.hpp"
 
 namespace mooncake {
 
@@ -105,8 +106,7 @@ Status Channel::start(std::string hello) {
       return Status::error(Code::kIo, std::string("cannot watch the listener: ") + strerror(errno));
     }
   }
-  loop_ = std::thread([this] { run(); });
-  return {};
+  return start_thread(&loop_, "the channel", [this] { run(); });
 }
 
 void Channel::close() {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "channel.hpp"
+#include "threads.hpp"
 
 namespace mooncake {
 
@@ -84,8 +85,7 @@ Status Engine::start() {
       if (asleep_) kick();  // it listens from the first token on
     });
   }
-  if (status.ok()) progress_ = std::thread([this] { run(); });
-  return status;
+  return status.ok() ? start_thread(&progress_, "the engine", [this] { run(); }) : status;
 }
 
 void Engine::close() {

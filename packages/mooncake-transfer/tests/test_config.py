@@ -101,6 +101,7 @@ def test_lists_numbers_and_nothing_are_written_as_text() -> None:
         ("MOONCAKE_TRANSFER_RAILS__ATTEMPTS", "0", "rails.attempts is 0"),
         ("MOONCAKE_TRANSFER_ADVERTISE_HOST", "bad host", "advertise_host is 'bad host', which is no host"),
         ("MOONCAKE_TRANSFER_ADVERTISE_HOST", "[::1]", "without a port or brackets"),
+        ("MOONCAKE_TRANSFER_HOST", "[::1]", "host is '[::1]', which is no host"),
         ("MOONCAKE_TRANSFER_ADVERTISE_HOST", "host:80", "without a port or brackets"),
         ("MOONCAKE_TRANSFER_ADVERTISE_HOST", "a" * 254, "which is no host"),
         ("MOONCAKE_CONFIG", "missing.toml", "missing.toml cannot be read"),

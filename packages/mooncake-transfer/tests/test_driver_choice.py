@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from mooncake_transfer import RailConfig, Transfer, TransferConfig, TransferEngine
 from mooncake_transfer.errors import ConfigError, DriverUnavailable, NoRoute, PeerUnreachable
+from mooncake_transfer.hooks import EndpointSpec
 from mooncake_transfer.testing.fake import FakeFabric
 from mooncake_transfer.testing.fixtures import wait_until
 
@@ -130,6 +132,31 @@ def test_one_endpoint_of_several_that_does_not_start_is_told_and_left_out(
     named = TransferConfig(drivers=("tcp",), driver_options={"tcp": {"hosts": "127.0.0.1,192.0.2.1"}})
     with pytest.raises(DriverUnavailable, match=r"driver 'tcp' does not start.*192\.0\.2\.1"):
         TransferEngine(named)
+
+
+def test_a_driver_whose_plugin_fails_to_list_its_endpoints_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FakeFabric(drivers={"broken": 60, "plain": 50}) as fabric:
+        real = fabric._endpoints
+
+        def endpoints(driver: str, options: Any) -> list[EndpointSpec]:
+            if driver == "broken":
+                raise OSError("on purpose")
+            return real(driver, options)
+
+        monkeypatch.setattr(fabric, "_endpoints", endpoints)
+        with TransferEngine() as engine:
+            assert engine.drivers["plain"].usable
+            assert not engine.drivers["broken"].usable
+            assert engine.drivers["broken"].reason == "it does not start: on purpose"
+        assert "driver broken does not start: on purpose" in caplog.text
+        for config in (
+            TransferConfig(drivers=("broken", "plain")),
+            TransferConfig(driver_options={"broken": {"devices": 2}}),
+        ):
+            with pytest.raises(DriverUnavailable, match=r"driver 'broken' does not start.*on purpose"):
+                TransferEngine(config)
 
 
 def test_memory_of_a_driver_that_has_none_is_refused_at_the_start() -> None:

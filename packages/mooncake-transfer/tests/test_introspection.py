@@ -175,6 +175,13 @@ def test_top_refuses_a_time_that_is_none(option: str) -> None:
     assert "--timeout-s is" in result.output
 
 
+@pytest.mark.parametrize("interval", ["inf", "nan", "1e10", "0"])
+def test_top_refuses_an_interval_that_nobody_waits_for(interval: str) -> None:
+    result = top("127.0.0.1:1", "--once", "--interval-s", interval)
+    assert result.exit_code == 2
+    assert "interval-s" in result.output
+
+
 def test_top_finds_the_engines_of_this_host_by_itself(pair) -> None:
     owner, mover = pair
     shown = engines_here()

@@ -6,7 +6,9 @@ import socket
 
 import pytest
 
-from mooncake_transfer.listening import bindable, join_address, listen
+from mooncake_transfer import TransferConfig, TransferEngine
+from mooncake_transfer.errors import ConfigError
+from mooncake_transfer.listening import bindable, is_wildcard, join_address, listen
 
 LOOPBACK = socket.if_nametoindex("lo")
 
@@ -54,3 +56,19 @@ def test_an_ipv6_address_is_told_from_its_port_by_brackets() -> None:
     assert join_address("::1", 7000) == "[::1]:7000"
     assert join_address("fe80::1%eth0", 7000) == "[fe80::1%eth0]:7000"
     assert join_address("a.name", 7000) == "a.name:7000"
+
+
+@pytest.mark.parametrize(
+    "host", ["", "0.0.0.0", "0", "0x0", "0.0", "::", "::0", "0:0:0:0:0:0:0:0", "::ffff:0.0.0.0"]
+)
+def test_every_interface_is_told_in_any_form(host: str) -> None:
+    assert is_wildcard(host)
+    with pytest.raises(ConfigError, match="set advertise_host"):
+        TransferEngine(TransferConfig(host=host))
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "10.0.0.0", "::1", "fe80::1%lo", "localhost", "0.example", ":::"]
+)
+def test_one_interface_is_no_wildcard(host: str) -> None:
+    assert not is_wildcard(host)

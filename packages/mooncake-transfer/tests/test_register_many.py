@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from mooncake_transfer import MemoryRange, TransferEngine
+from mooncake_transfer import MemoryRange, Region, TransferEngine
 from mooncake_transfer.errors import ConfigError, EngineClosed, RegionOverlap
 from mooncake_transfer.introspection import take_snapshot
 from mooncake_transfer.testing.fake import FakeFabric
@@ -84,6 +86,22 @@ def test_one_that_cannot_be_registered_undoes_all_and_its_error_is_raised(
     several[bad] = bytearray(NBYTES)
     regions = engine.register_many(several)
     assert take_snapshot(engine).regions == len(regions) == COUNT
+
+
+def test_ctrl_c_undoes_all(engine: TransferEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, interrupting = engine.register, 3
+
+    def register(memory: object, *, name: str) -> Region:
+        region = real(memory, name=name)
+        if name == names[interrupting]:
+            os.kill(os.getpid(), signal.SIGINT)  # for the main thread, which waits for this one
+        return region
+
+    names = [f"layer-{number}" for number in range(COUNT)]
+    monkeypatch.setattr(engine, "register", register)
+    with pytest.raises(KeyboardInterrupt):
+        engine.register_many(memories(COUNT), names=names)
+    assert take_snapshot(engine).regions == 0
 
 
 def test_ranges_that_overlap_in_part_are_refused_together(engine: TransferEngine) -> None:

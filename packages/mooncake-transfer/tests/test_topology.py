@@ -302,6 +302,12 @@ def test_the_command_prints_text_json_and_drawing(tmp_path: Path) -> None:
     both = run(app, ["topology", "--json", "--svg", str(drawing)])
     assert json.loads(both.output)["nodes"]
     assert ET.fromstring(drawing.read_text()).tag.endswith("svg")
+    nowhere = run(app, ["topology", "--svg", "/nowhere/machine.svg"])
+    assert nowhere.exit_code == 2
+    assert nowhere.output == (
+        "mooncake topology: cannot write the drawing to /nowhere/machine.svg: No such file or directory; "
+        "name a file in a folder that you may write to\n"
+    )
     override = tmp_path / "hide.toml"
     override.write_text("hide = [3]")
     wrong = run(app, ["topology", "--override", str(override)])

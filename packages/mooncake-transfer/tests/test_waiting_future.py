@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
+import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +20,7 @@ from mooncake_transfer.errors import (
     ConfigError,
     EngineClosed,
     TransferCancelled,
+    TransferError,
     TransferTimeout,
 )
 from mooncake_transfer.log_format import fields_of
@@ -143,6 +147,74 @@ def test_a_timed_await_raises_what_a_timed_wait_does(stuck: Stuck) -> None:
     with pytest.raises(TransferTimeout, match=stuck.cause("0.05")):
         asyncio.run(wait())
     assert transfer.state == "timed out"
+
+
+def test_of_two_that_await_one_the_other_learns_whose_limit_has_passed(stuck: Stuck) -> None:
+    transfer = stuck.write()
+
+    async def wait() -> list[BaseException | None]:
+        both = (transfer.wait_async(0.05), transfer.wait_async(DEADLINE_S))
+        return await asyncio.gather(*both, return_exceptions=True)
+
+    for error in asyncio.run(wait()):
+        assert isinstance(error, TransferTimeout)
+        assert re.match(stuck.cause("0.05"), str(error))
+    assert re.match(stuck.cause("0.05"), transfer.status().failure)
+
+
+def none_left(*arguments: object) -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def not_duplicated(transfer: Transfer, signal: int) -> None:
+    raise TransferError("cannot duplicate the event descriptor: Too many open files")
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "shortage"),
+    [
+        (os, "eventfd", none_left),
+        (Transfer, "signal_when_done", not_duplicated),
+        (threading.Thread, "start", no_thread),
+    ],
+    ids=["descriptor", "second descriptor", "thread"],
+)
+def test_awaiting_needs_neither_descriptor_nor_thread(
+    stuck: Stuck, monkeypatch: pytest.MonkeyPatch, target: object, name: str, shortage: Callable[..., object]
+) -> None:
+    transfer = stuck.write()
+
+    async def wait(timeout_s: float) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, shortage)
+            await transfer.wait_async(timeout_s)
+
+    with pytest.raises(TransferTimeout, match=stuck.cause("0.05")):
+        asyncio.run(wait(0.05))
+    assert transfer.state == "timed out"
+    stuck.device.thaw()
+    transfer.post()
+    asyncio.run(wait(DEADLINE_S))
+    assert transfer.state == "done"
+
+
+def test_a_transfer_that_a_driver_does_not_let_go_of_is_given_up_by_who_awaits_it(
+    stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mooncake_transfer.transfer.CANCEL_GRACE_S", 0.1)
+    monkeypatch.setattr(Transfer, "expire", lambda transfer, limit_s: None)
+    transfer = stuck.write()
+
+    async def wait() -> None:
+        await transfer.wait_async(0.05)
+
+    with pytest.raises(TransferTimeout, match=f"{stuck.cause('0.05')}.*keep the memory and wait again"):
+        asyncio.run(wait())
+    assert transfer.state == "running"
 
 
 def test_what_asyncio_s_own_timeout_cut_off_is_in_its_cause(stuck: Stuck) -> None:

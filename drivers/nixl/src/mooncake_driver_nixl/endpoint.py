@@ -29,7 +29,7 @@ from mooncake_driver_nixl.wire import (
     Released,
     Withdrawn,
 )
-from mooncake_transfer.listening import bindable, join_address
+from mooncake_transfer.listening import bindable, is_wildcard, join_address
 from mooncake_transfer.python_driver import (
     DriverFailure,
     EndpointCaps,
@@ -44,7 +44,6 @@ __all__ = ["NixlEndpoint"]
 
 log = logging.getLogger(__name__)
 
-WILDCARDS = ("", "0.0.0.0", "::")
 BUSY_REST_S, IDLE_REST_S = 0.0, 0.001
 BATCH_OPS = 256  # operations of one transfer of NIXL
 BATCH_BYTES = 16 << 20
@@ -107,7 +106,7 @@ class NixlEndpoint(PythonEndpoint):
         self.caps = EndpointCaps(
             bandwidth=4_000_000_000, latency_ns=100_000, max_op_bytes=self._settings.max_op_bytes
         )
-        if self._settings.host in WILDCARDS:
+        if is_wildcard(self._settings.host):
             raise DriverFailure(
                 StatusCode.INVALID,
                 f"nixl option host is {self._settings.host}, which peers cannot connect to; name one address",

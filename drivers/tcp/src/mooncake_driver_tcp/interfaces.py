@@ -46,10 +46,11 @@ def interface_of(host: str) -> str | None:
         wanted = ipaddress.ip_address(address)
     except ValueError:
         return None
-    for _, name in socket.if_nameindex():
-        own = [*_ipv4(name), *_ipv6(name)]
-        if any(ipaddress.ip_address(text.partition("%")[0]) == wanted for text in own):
-            return name
+    with suppress(OSError):  # no descriptor left, say, as the driver will find out
+        for _, name in socket.if_nameindex():
+            own = [*_ipv4(name), *_ipv6(name)]
+            if any(ipaddress.ip_address(text.partition("%")[0]) == wanted for text in own):
+                return name
     return None
 
 

@@ -72,6 +72,7 @@ class Address:
     nonce: bytes
     port: int
     hosts: tuple[str, ...]
+    encrypted: bool = False
 
 
 def parse_address(blob: bytes) -> Address:
@@ -81,9 +82,9 @@ def parse_address(blob: bytes) -> Address:
     for _ in range(count):
         hosts.append(blob[at + 1 : at + 1 + blob[at]].decode())
         at += 1 + blob[at]
-    if magic != b"MCTA" or at != len(blob):
+    if magic not in (b"MCTA", b"MCTS") or at != len(blob):
         raise ValueError(f"{len(blob)} bytes are no address of a tcp endpoint")
-    return Address(nonce, port, tuple(hosts))
+    return Address(nonce, port, tuple(hosts), encrypted=magic == b"MCTS")
 
 
 class Client:

@@ -15,7 +15,7 @@ import zmq.asyncio
 from mooncake_conductor.sequence import SequenceTracker, Verdict
 from mooncake_store.errors import EventMalformed
 from mooncake_store.kv_events.wire import EventBatch, decode_batch, decode_sequence, encode_sequence
-from mooncake_transfer.listening import join_address
+from mooncake_transfer.listening import is_wildcard, join_address
 
 __all__ = ["EventSink", "EventSubscriber", "reachable_endpoint"]
 
@@ -161,8 +161,8 @@ def reachable_endpoint(endpoint: str | None, worker: str) -> str | None:
     """A ZMQ address as seen from here: a worker that binds to every interface is at the host of its URL."""
     if endpoint is None:
         return None
-    host, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
-    everywhere = colon and endpoint.startswith("tcp://") and host in ("*", "0.0.0.0", "[::]", "::")
-    if everywhere and port.isdecimal():
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    everywhere = host == "*" or (host and is_wildcard(host.removeprefix("[").removesuffix("]")))
+    if everywhere and endpoint.startswith("tcp://") and port.isdecimal():
         return f"tcp://{join_address(str(urlsplit(worker).hostname), int(port))}"
     return endpoint

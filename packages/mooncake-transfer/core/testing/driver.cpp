@@ -8,6 +8,8 @@
 #include <exception>
 #include <thread>
 
+#include "support/os.hpp"
+
 namespace mooncake::fake {
 
 namespace {
@@ -23,7 +25,6 @@ struct Address {
 
 constexpr uint32_t kMagic = 0x46414b45;
 
-// Both tables outlive static destructors: engines may be closed very late.
 template <typename Value>
 struct Table {
   std::mutex mutex;
@@ -42,15 +43,13 @@ struct OpenEndpoint {
   explicit operator bool() const { return endpoint != nullptr; }
 };
 
-auto& fabrics() {
-  static auto* table = new Table<std::weak_ptr<Fabric>>;
-  return *table;
-}
+auto& fabrics() { return driver::of_this_process<Table<std::weak_ptr<Fabric>>>(); }
+auto& endpoints() { return driver::of_this_process<Table<OpenEndpoint>>(); }
 
-auto& endpoints() {
-  static auto* table = new Table<OpenEndpoint>;
-  return *table;
-}
+struct Tables {
+  std::mutex mutex;
+  std::map<std::string, mc_driver_v1> by_name;
+};
 
 thread_local std::string last_reason;
 
@@ -316,10 +315,9 @@ mc_status revoke(mc_handle handle, mc_handle registered, const uint8_t* key, uin
 }  // namespace
 
 const mc_driver_v1* driver_table(const std::string& name) {
-  static std::mutex mutex;
-  static auto* tables = new std::map<std::string, mc_driver_v1>;
+  auto& [mutex, tables] = driver::of_this_process<Tables>();
   std::lock_guard lock(mutex);
-  auto [entry, is_new] = tables->try_emplace(name);
+  auto [entry, is_new] = tables.try_emplace(name);
   if (is_new) {
     entry->second = {
         .abi_major = MC_ABI_MAJOR,

@@ -139,6 +139,11 @@ class Transfer:
         What to say of it when it is not done after so long: peer, region and cause.
         """
 
+    def expire(self, limit_s: float) -> None:
+        """
+        Cancel it, as it was not done within that limit: wait() raises TransferTimeout then.
+        """
+
     def done(self) -> bool: ...
 
     def cancel(self) -> None: ...

@@ -22,6 +22,7 @@ from mooncake_transfer._errors import (
     PeerUnreachable,
     TransferError,
 )
+from mooncake_transfer._scarce import start_thread
 from mooncake_transfer.peer import FENCE_METHOD, Caller
 
 if TYPE_CHECKING:
@@ -51,9 +52,12 @@ class Fencer:
         thread = threading.Thread(
             target=self._run, args=(address, epoch), name=f"mooncake-fence {address}", daemon=True
         )
-        with self._lock:
-            self._threads.add(thread)
-        thread.start()
+        try:
+            with self._lock:
+                start_thread(thread)  # it asks for the lock last
+                self._threads.add(thread)
+        except TransferError as error:
+            self._core.fence_answered(epoch, str(error))
 
     def stop(self) -> None:
         """End the threads; the channel is closed already."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import itertools
 import logging
-import os
 import random
 import select
 import threading
@@ -38,6 +37,7 @@ from mooncake_transfer._errors import (
     RemoteError,
     TransferError,
 )
+from mooncake_transfer._scarce import event_descriptor, start_thread
 from mooncake_transfer.memory import MemoryKind
 from mooncake_transfer.peer import CHECKSUM_METHOD, Caller, Peer
 
@@ -140,8 +140,20 @@ class Integrity:
             peer = transfer.remote.peer
             name = f"mooncake-integrity {peer.address}"
             thread = threading.Thread(target=self._run, args=(peer, lane), name=name, daemon=True)
-            self._threads.add(thread)
-        thread.start()
+            try:
+                start_thread(thread)  # it asks for the lock first
+            except TransferError as error:
+                self._lose_thread(peer, lane, error)
+            else:
+                self._threads.add(thread)
+
+    def _lose_thread(self, peer: Peer, lane: _Lane, error: TransferError) -> None:
+        lane.threads -= 1
+        if lane.threads > 0:  # the others compare it
+            return
+        del self._lanes[peer]
+        for check in lane.waiting:
+            check.give_up(error)
 
     def stop(self) -> None:
         """End the threads; core and channel are closed already."""
@@ -187,19 +199,22 @@ class _Check:
 
     def run(self) -> None:
         """Compare, move again what differs, and end the transfer with what came of it."""
-        transfer = self._transfer
-        uncompared = f"{_what(transfer)}: the bytes have moved and could not be compared: "
-        failure = uncompared + "an error of this engine"
-        kind: type[TransferError] = IntegrityError
         try:
             failure = self._verify()
         except TransferError as error:
-            failure = uncompared + str(error)
-            kind = next((known for known in HINDRANCES if isinstance(error, known)), IntegrityError)
-        except _Ended:
-            pass  # it has its result, which release() leaves as it is
-        finally:
-            transfer.release(self._ticket, failure.encode(), kind.__name__)
+            self.give_up(error)
+        except BaseException as error:
+            self.give_up(TransferError("an error of this engine"))
+            if not isinstance(error, _Ended):  # then it has its result, which release() leaves as it is
+                raise
+        else:
+            self._transfer.release(self._ticket, failure.encode(), IntegrityError.__name__)
+
+    def give_up(self, error: TransferError) -> None:
+        """End the transfer, which was not compared because of ``error``."""
+        kind = next((known for known in HINDRANCES if isinstance(error, known)), IntegrityError)
+        failure = f"{_what(self._transfer)}: the bytes have moved and could not be compared: {error}"
+        self._transfer.release(self._ticket, failure.encode(), kind.__name__)
 
     def _verify(self) -> str:
         failure = ""
@@ -240,7 +255,7 @@ class _Check:
             raise EngineClosed("the engine is closing")
         again = engine.prepare_write if transfer.write else engine.prepare_read
         until_s = time.monotonic() + engine.config.transfer_timeout_s
-        with self._memory(), _signal() as signal:
+        with self._memory(), event_descriptor() as signal:
             part = again(transfer.local, transfer.remote, rows)
             part.launch(priority="high", drivers=self._options["drivers"], attempts=self._options["attempts"])
             part.signal_when_done(signal)
@@ -281,15 +296,6 @@ class _Check:
         if len(sums) != len(rows):
             raise PeerIncompatible(f"{remote.peer.address} has {len(sums)} checksums for {len(rows)} ranges")
         return np.array(sums, dtype=np.uint64)
-
-
-@contextmanager
-def _signal() -> Iterator[int]:
-    signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    try:
-        yield signal
-    finally:
-        os.close(signal)
 
 
 def _what(transfer: Transfer) -> str:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from mooncake_transfer._core import Engine as CoreEngine
+from mooncake_transfer._scarce import start_thread
 
 JOIN_S = 5.0
 POLL_S = 1.0
@@ -33,16 +34,18 @@ class NoticeReader:
         self._held = held
         self._fence = fence
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="mooncake-notices", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread. Raises TransferError when there is none left."""
+        thread = threading.Thread(target=self._run, name="mooncake-notices", daemon=True)
+        start_thread(thread)
+        self._thread = thread
 
     def stop(self) -> None:
         """End the thread; the core is closed already, which wakes it."""
         self._stopping = True
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(JOIN_S)
 
     def _run(self) -> None:
@@ -50,13 +53,18 @@ class NoticeReader:
             notice = self._core.next_notice(POLL_S)
             if notice is None:
                 continue
-            kind, peer, rail, region, text, token = notice
-            if kind == "held":
-                self._held(token)
-                continue
-            if kind == "fence":
-                self._fence(peer, token)
-                continue
+            try:
+                self._take(*notice)
+            except BaseException:  # nobody waits for it, and what comes next must be done all the same
+                kind, peer, *_ = notice
+                log.exception("handling %s of %s failed", kind, peer, extra={"event": kind, "peer": peer})
+
+    def _take(self, kind: str, peer: str, rail: str, region: str, text: str, token: int) -> None:
+        if kind == "held":
+            self._held(token)
+        elif kind == "fence":
+            self._fence(peer, token)
+        else:
             log.log(
                 LEVELS[kind],
                 "%s: %s%s%s%s",

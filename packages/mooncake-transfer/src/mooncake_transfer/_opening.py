@@ -53,7 +53,20 @@ def _open_driver(
 ) -> DriverStatus:
     opened = 0
     reasons = []
-    specs = _endpoints(config, info)
+
+    def lose(place: str, error: Exception) -> None:  # a third party's code; the other drivers still work
+        if config.drivers is not None:
+            raise DriverUnavailable(f"driver {info.name!r} does not start{place}: {error}") from error
+        log.warning("driver %s does not start%s: %s", info.name, place, error, extra={"driver": info.name})
+        reasons.append(f"it does not start{place}: {error}")
+
+    specs: Sequence[EndpointSpec] | Unavailable = ()
+    try:
+        specs = _endpoints(config, info)
+    except ConfigError:  # the user's options
+        raise
+    except Exception as error:  # noqa: BLE001 - lose() tells
+        lose("", error)
     if isinstance(specs, Unavailable):
         if config.drivers is not None:
             raise DriverUnavailable(f"driver {info.name!r} does not start: {specs.reason}")
@@ -63,13 +76,8 @@ def _open_driver(
             node = nodes.get(spec.device, spec.numa_node)
             core.add_endpoint(info.load(), info.name, spec.device, node, list(spec.options.items()))
             opened += 1
-        except Exception as error:  # a third party's code; without it the other drivers still work
-            place = f" on {spec.device}" if spec.device else ""
-            if config.drivers is not None:
-                raise DriverUnavailable(f"driver {info.name!r} does not start{place}: {error}") from error
-            fields = {"driver": info.name}
-            log.warning("driver %s does not start%s: %s", info.name, place, error, extra=fields)
-            reasons.append(f"it does not start{place}: {error}")
+        except Exception as error:  # noqa: BLE001 - lose() tells
+            lose(f" on {spec.device}" if spec.device else "", error)
     if opened:
         return status
     # Options are for a driver that shall be there: without it everything would go another way.

@@ -12,6 +12,7 @@ from mooncake_transfer import _wire
 from mooncake_transfer._arguments import callback, method_name, shown
 from mooncake_transfer._core import Channel
 from mooncake_transfer._errors import ConfigError, PeerError
+from mooncake_transfer._scarce import start_thread
 from mooncake_transfer.peer import Caller
 
 Reply = bytes | bytearray | memoryview | None
@@ -39,11 +40,8 @@ class Dispatcher:
         self._unknown: dict[int, set[str]] = {}
         self._known = threading.Lock()
         self._stopping = False
-        loops = [self._run_events, self._run_own_requests] + [self._run_requests] * threads
-        self._threads = [
-            threading.Thread(target=loop, name=f"mooncake-{loop.__name__.strip('_')}", daemon=True)
-            for loop in loops
-        ]
+        self._request_threads = threads
+        self._threads: list[threading.Thread] = []
 
     def serve(self, method: str, handler: Handler) -> None:
         """Let ``handler`` answer ``method``. Raises ConfigError when another handler already does."""
@@ -74,15 +72,18 @@ class Dispatcher:
         self._lost_handlers.append(handler)
 
     def start(self) -> None:
-        """Start the threads."""
-        for thread in self._threads:
-            thread.start()
+        """Start the threads. Raises TransferError when there is none left."""
+        for loop in [self._run_events, self._run_own_requests] + [self._run_requests] * self._request_threads:
+            # Made here: one that never runs would keep what its function belongs to.
+            thread = threading.Thread(target=loop, name=f"mooncake-{loop.__name__.strip('_')}", daemon=True)
+            start_thread(thread)
+            self._threads.append(thread)
 
     def stop(self) -> None:
         """End the threads; the channel is closed already. A handler that does not return is logged."""
         self._stopping = True
         for thread in self._threads:
-            if thread is not threading.current_thread() and thread.ident is not None:
+            if thread is not threading.current_thread():
                 thread.join(JOIN_S)
                 if thread.is_alive():
                     log.warning("a handler still runs in thread %s after the engine was closed", thread.name)

@@ -166,8 +166,9 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ConfigError(f"handler_threads is {self.handler_threads}; it must be 1 to {MAX_THREADS}")
         if self.drivers is not None and not self.drivers:
             raise ConfigError("drivers is empty; name at least one, or use None for every usable driver")
-        if self.advertise_host:
-            check_host(self.advertise_host, "advertise_host")
+        for name in ("host", "advertise_host"):
+            if given := getattr(self, name):
+                check_host(given, name)
         if self.name:
             check_name(self.name)
             if not self.registry:

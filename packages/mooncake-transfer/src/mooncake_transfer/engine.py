@@ -28,6 +28,7 @@ from mooncake_transfer._errors import (
     PeerIncompatible,
     PeerRestarted,
     PeerUnreachable,
+    TransferError,
 )
 from mooncake_transfer._fencing import Fencer, Fences
 from mooncake_transfer._integrity import Checksums, Integrity
@@ -45,6 +46,7 @@ from mooncake_transfer.config import TransferConfig
 from mooncake_transfer.drivers import DriverStatus
 from mooncake_transfer.grid import Blocks
 from mooncake_transfer.introspection import STATS_METHOD, SnapshotServer
+from mooncake_transfer.listening import is_wildcard
 from mooncake_transfer.memory import (
     DeviceSource,
     FileSource,
@@ -66,7 +68,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TransferEngine"]
 
-WILDCARD_HOSTS = {"", "0.0.0.0", "::"}
 ACCESS_BITS = {"r": 1, "w": 2, "rw": 3}  # mc_access
 
 
@@ -84,7 +85,11 @@ class TransferEngine:
     """
 
     def __init__(self, config: TransferConfig | None = None) -> None:
-        """Open drivers and listen. Raises ConfigError (for example: port taken) or DriverUnavailable."""
+        """Open drivers and listen.
+
+        Raises ConfigError (for example: port taken), DriverUnavailable, and TransferError when the system has
+        no threads or descriptors left.
+        """
         if config is not None:
             instance(config, TransferConfig, "config", "or None for one with the defaults")
         self.config = config or TransferConfig()
@@ -131,14 +136,18 @@ class TransferEngine:
             self._peers.on_forget = self._directory.forget
             # Made after the engine's own, so it runs before: a name is taken back while it still leads here.
             self._leave_directory = weakref.finalize(self, _leave, self._directory, self._owner_pid)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError) and not isinstance(error, TransferError):
+                raise TransferError(
+                    f"the engine does not start: {error}; with too many files open, raise `ulimit -n`"
+                ) from error
             raise
 
     def _start(self) -> str:
         config = self.config
         host = config.advertise_host or config.host
-        if host in WILDCARD_HOSTS:
+        if is_wildcard(host):
             raise ConfigError(
                 f"peers cannot reach {host!r}; set advertise_host to a name or address of this machine"
             )
@@ -229,20 +238,21 @@ class TransferEngine:
                 raise wrong(argument, sequence, "a list or tuple")
         if names and len(names) != len(memories):
             raise ConfigError(f"{len(names)} names for {len(memories)} memories; give each one, or none")
+        made: list[Region] = []
+
+        def register(memory: object, name: str) -> Region:
+            made.append(self.register(memory, name=name))
+            return made[-1]
+
         threads = max(1, min(len(memories), os.cpu_count() or 1))
         with ThreadPoolExecutor(threads, "mooncake-register") as pool:
-            named = list(names) or [""] * len(memories)
-            pending = [
-                pool.submit(self.register, memory, name=name)
-                for memory, name in zip(memories, named, strict=True)
-            ]
-        failures = [error for error in (future.exception() for future in pending) if error is not None]
-        if failures:
-            for future in pending:
-                if future.exception() is None:
-                    future.result().close()
-            raise failures[0]
-        return [future.result() for future in pending]
+            try:
+                return list(pool.map(register, memories, names or [""] * len(memories)))
+            except BaseException:  # also Ctrl-C, at any moment
+                pool.shutdown(cancel_futures=True)
+                for region in made:
+                    region.close()
+                raise
 
     def _register(self, source: Callable[[str], Memory], name: str) -> Region:
         self._require_open()
@@ -433,10 +443,15 @@ class TransferEngine:
 
         Who can read the registry then may do with it what ``access`` says. The name is taken back when the
         region or the engine is closed, and expires when the process dies. A registry that does not answer
-        gets it later. Raises ConfigError when the engine has no name, and as ``Region.descriptor`` does.
+        gets it later. Raises ConfigError when the engine has no name, or the region is another's; and as
+        ``Region.descriptor`` does.
         """
         self._require_open()
         instance(region, Region, "region", "as allocate() and register() return")
+        if region._engine is not self:
+            raise ConfigError(
+                f"region is {region.name!r}, which is registered with another engine; publish it there"
+            )
         self._directory.publish(region, region_name(name, "name") or region.name, region.descriptor(access))
 
     def withdraw(self, region: Region | str) -> None:

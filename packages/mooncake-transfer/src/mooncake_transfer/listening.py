@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from typing import Any
 
 from mooncake_transfer._address import join_address
 
-__all__ = ["bindable", "join_address", "listen"]
+__all__ = ["bindable", "is_wildcard", "join_address", "listen"]
 
 
 def listen(host: str, port: int, *, backlog: int = 1024) -> socket.socket:
@@ -28,3 +29,14 @@ def bindable(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
         raise OSError(f"{host!r} cannot be the name of a host: {error}") from None
     family, _, _, _, where = min(found, key=lambda each: each[0] != socket.AF_INET)
     return family, where
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether it stands for every interface, however written: empty, ``0``, ``0.0.0.0``, ``::``, ``0::0``."""
+    try:
+        if ":" not in host:
+            return not host or socket.inet_aton(host) == bytes(4)
+        address = ipaddress.IPv6Address(host)
+        return (address.ipv4_mapped or address).is_unspecified
+    except (OSError, ValueError):  # a name
+        return False

@@ -32,6 +32,7 @@ from prometheus_client.registry import Collector
 
 from mooncake_transfer._address import join_address
 from mooncake_transfer._errors import ConfigError, TransferError
+from mooncake_transfer._scarce import start_thread
 from mooncake_transfer.introspection import Snapshot, take_snapshot
 from mooncake_transfer.listening import bindable
 from mooncake_transfer.rails import RailStatus
@@ -186,7 +187,10 @@ class MetricsServer:
     """
 
     def __init__(self, collectors: Iterable[Collector], host: str, port: int) -> None:
-        """Listen on ``host`` and ``port`` (0: any free one). Raises ConfigError when that cannot be had."""
+        """Listen on ``host`` and ``port`` (0: any free one).
+
+        Raises ConfigError when that cannot be had, TransferError when no thread is left.
+        """
         registry = CollectorRegistry()
         for collector in collectors:
             registry.register(collector)
@@ -204,7 +208,11 @@ class MetricsServer:
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="mooncake-metrics", daemon=True
         )
-        self._thread.start()
+        try:
+            start_thread(self._thread)
+        except BaseException:
+            self._server.server_close()
+            raise
         log.info("metrics at http://%s/metrics", self.address)
 
     def close(self) -> None:

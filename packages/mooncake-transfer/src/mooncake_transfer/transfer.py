@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import enum
-import os
 import time
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict
@@ -15,7 +14,8 @@ import msgspec
 
 from mooncake_transfer import _core
 from mooncake_transfer._arguments import flag, method_name, number, one_of, seconds, text, wrong
-from mooncake_transfer._errors import ConfigError, TransferError, TransferTimeout
+from mooncake_transfer._errors import ConfigError, EngineForked, TransferError, TransferTimeout
+from mooncake_transfer._scarce import event_descriptor
 from mooncake_transfer.grid import Blocks, Grid, as_blocks
 from mooncake_transfer.region import Region, RemoteRegion
 
@@ -29,6 +29,9 @@ Priority = Literal["high", "normal", "low"]
 MOST_ATTEMPTS = (1 << 32) - 1
 MESSAGE_BYTES = 64 << 20
 LARGEST_HANDLE = (1 << 64) - 1
+CANCEL_GRACE_S = 5.0
+CANCEL_AGAIN_S = 0.1
+LOOK_S = 0.005
 
 
 class TransferState(enum.Enum):
@@ -237,32 +240,40 @@ class Transfer(_core.Transfer):
                 error.args = (self.overdue(round(time.monotonic() - begun_s, 3)),)
             self.cancel()
             raise
-        # Off the loop: a cancelled transfer may take a moment to let go of the memory.
-        if self.done():
-            self.wait()
-        else:
-            await asyncio.to_thread(self._give_up, limit_s)
-
-    def _give_up(self, limit_s: float) -> None:
-        reason = self.overdue(limit_s)
-        try:
-            self.wait(0.0)
-        except TransferTimeout:
-            raise TransferTimeout(reason) from None
+        # A cancelled transfer may take a moment to let go of the memory.
+        until_s = time.monotonic() + CANCEL_GRACE_S
+        while not self.done():
+            if time.monotonic() >= until_s:
+                raise TransferTimeout(
+                    f"{self.overdue(limit_s)}; it cannot be ended, as a driver still uses its memory; "
+                    "keep the memory and wait again"
+                )
+            self.expire(limit_s)  # again each time: an operation may just have moved to another driver
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._until_done(), CANCEL_AGAIN_S)
+        self.wait()
 
     async def _until_done(self) -> None:
         if self.state != "running":
             return
+        try:
+            await self._until_signalled()
+        except EngineForked:
+            raise
+        except (OSError, TransferError):  # no descriptor left: look now and then
+            while not self.done():  # noqa: ASYNC110 - it is not asyncio that ends it
+                await asyncio.sleep(LOOK_S)
+
+    async def _until_signalled(self) -> None:
         loop = asyncio.get_running_loop()
         finished: asyncio.Future[None] = loop.create_future()
-        signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        loop.add_reader(signal, _set_done, finished)
-        try:
-            self.signal_when_done(signal)
-            await finished
-        finally:
-            loop.remove_reader(signal)
-            os.close(signal)
+        with event_descriptor() as signal:
+            loop.add_reader(signal, _set_done, finished)
+            try:
+                self.signal_when_done(signal)
+                await finished
+            finally:
+                loop.remove_reader(signal)
 
 
 class TransferFuture(concurrent.futures.Future[None]):

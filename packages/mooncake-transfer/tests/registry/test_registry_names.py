@@ -68,6 +68,15 @@ def test_a_published_region_is_found_by_name_and_read(shared_url: str) -> None:
             assert bytes(local.view()) == PAYLOAD
 
 
+def test_a_region_of_another_engine_is_not_published(url: str) -> None:
+    with TransferEngine(named(url, "owner")) as owner, TransferEngine(named(url)) as other:
+        region = other.allocate(4096, name="kv")
+        with pytest.raises(ConfigError, match="region is 'kv', which is registered with another engine"):
+            owner.publish(region)
+        with pytest.raises(NameUnknown):
+            other.find_region("owner/kv", timeout_s=1.0)
+
+
 def test_a_region_published_for_reading_cannot_be_written(url: str) -> None:
     with TransferEngine(named(url, "owner")) as owner, TransferEngine(named(url)) as reader:
         region, local = owner.allocate(4096, name="kv"), reader.allocate(4096)

@@ -21,6 +21,7 @@ from mooncake_store.protocol import SegmentReport, StoreReport
 from mooncake_store.telemetry import quantile_s
 from mooncake_store.telemetry.shown import as_json as report_as_json
 from mooncake_store.telemetry.shown import fragmentation
+from mooncake_transfer.cli.interval import Interval
 from mooncake_transfer.console import plain_console
 
 __all__ = ["dashboard", "render", "top"]
@@ -41,7 +42,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 def top(
     master: MasterAddress = "",
     token_file: TokenFile = "",
-    interval_s: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.05)] = 1.0,
+    interval_s: Interval = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look twice, print once, and stop.")] = False,
     as_json: AsJson = False,
 ) -> None:

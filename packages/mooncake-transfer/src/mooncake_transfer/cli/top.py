@@ -21,6 +21,7 @@ from mooncake_transfer._address import split_address
 from mooncake_transfer._arguments import seconds
 from mooncake_transfer._errors import ConfigError, TransferError
 from mooncake_transfer.beacon import engines_here
+from mooncake_transfer.cli.interval import Interval
 from mooncake_transfer.cli.visitor import visitor_config
 from mooncake_transfer.console import plain_console, print_line
 from mooncake_transfer.engine import TransferEngine
@@ -54,7 +55,7 @@ def top(
         list[str] | None,
         typer.Argument(metavar="[ADDRESS]...", help="host:port of engines; without any, those of this host."),
     ] = None,
-    interval_s: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.05)] = 1.0,
+    interval_s: Interval = 1.0,
     timeout_s: Annotated[float, typer.Option(help="How long an engine may take to answer.")] = 3.0,
     once: Annotated[bool, typer.Option("--once", help="Look twice, print once, and stop.")] = False,
     json: Annotated[bool, typer.Option("--json", help="With --once: print JSON.")] = False,

@@ -27,7 +27,11 @@ def topology(
         if svg:
             svg.write_text(found.render_svg())
     except (ConfigError, OSError) as error:
-        print_line(plain_console(stderr=True), str(error), "red")
+        reason = str(error)
+        if isinstance(error, OSError):
+            remedy = "name a file in a folder that you may write to"
+            reason = f"cannot write the drawing to {svg}: {error.strerror}; {remedy}"
+        print_line(plain_console(stderr=True), f"mooncake topology: {reason}", "red")
         raise typer.Exit(2) from None
     if json or not svg:
         typer.echo(found.to_json() + "\n" if json else found.render_text(), nl=False)

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from mooncake_transfer._errors import RegistryUnavailable
+from mooncake_transfer._scarce import start_thread
 from mooncake_transfer.registry.contract import Registry
 from mooncake_transfer.registry.records import EngineRecord, RegionRecord, engine_key, region_key
 
@@ -61,7 +62,7 @@ class Announcer:
 
     def start(self, timeout_s: float) -> None:
         """Begin, and wait until the name was announced once or the registry has failed to take it."""
-        self._thread.start()
+        start_thread(self._thread)
         self._await_pass(timeout_s)
 
     @property
