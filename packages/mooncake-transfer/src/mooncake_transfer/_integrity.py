@@ -203,7 +203,7 @@ class _Check:
             failure = self._verify()
         except TransferError as error:
             self.give_up(error)
-        except BaseException as error:
+        except BaseException as error:  # whoever waits learns that it was not compared
             self.give_up(TransferError("an error of this engine"))
             if not isinstance(error, _Ended):  # then it has its result, which release() leaves as it is
                 raise

@@ -65,7 +65,7 @@ def _open_driver(
         specs = _endpoints(config, info)
     except ConfigError:  # the user's options
         raise
-    except Exception as error:  # noqa: BLE001 - lose() tells
+    except Exception as error:  # noqa: BLE001 - a third party's code; lose() tells
         lose("", error)
     if isinstance(specs, Unavailable):
         if config.drivers is not None:
@@ -76,7 +76,7 @@ def _open_driver(
             node = nodes.get(spec.device, spec.numa_node)
             core.add_endpoint(info.load(), info.name, spec.device, node, list(spec.options.items()))
             opened += 1
-        except Exception as error:  # noqa: BLE001 - lose() tells
+        except Exception as error:  # noqa: BLE001 - a third party's code; lose() tells
             lose(f" on {spec.device}" if spec.device else "", error)
     if opened:
         return status
