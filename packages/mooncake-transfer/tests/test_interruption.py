@@ -229,7 +229,8 @@ def test_a_forked_child_makes_an_engine_of_its_own() -> None:
     script = PRELUDE + (
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    with TransferEngine(TransferConfig(drivers=('tcp',))) as a, TransferEngine() as b:\n"
+        "    tcp = TransferConfig(drivers=('tcp',))\n"
+        "    with TransferEngine(tcp) as a, TransferEngine(tcp) as b:\n"
         "        mine, other = a.allocate(4096), b.allocate(4096)\n"
         "        a.write(mine, a.import_region(other.descriptor()), [[0, 0, 4096]]).wait(10)\n"
         "    os._exit(0)\n"

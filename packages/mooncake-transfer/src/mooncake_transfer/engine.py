@@ -85,10 +85,8 @@ class TransferEngine:
     """
 
     def __init__(self, config: TransferConfig | None = None) -> None:
-        """Open drivers and listen.
-
-        Raises ConfigError (for example: port taken), DriverUnavailable, and TransferError when the system has
-        no threads or descriptors left.
+        """Open drivers and listen. Raises ConfigError (for example: port taken), DriverUnavailable, and
+        TransferError when the system has no threads or descriptors left.
         """
         if config is not None:
             instance(config, TransferConfig, "config", "or None for one with the defaults")
