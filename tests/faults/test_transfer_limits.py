@@ -166,6 +166,7 @@ for left in range(room):
         TransferEngine(config).close()
     except TransferError as error:
         failed.append(str(error))
+    resource.setrlimit(limit, (most, most))  # to look needs a descriptor, too
     until_s = time.monotonic() + 20
     while (now := (held("fd"), held("task"))) != before:  # a thread shows a moment longer
         assert time.monotonic() < until_s, (left, before, now, failed[-1:])
