@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -81,10 +82,19 @@ class GroupWork(Work):
         """Wait for the end without raising its error. Raises GroupTimeout when it has not come in time."""
         if self._ended:
             return
-        with self._lock:
+        limit_s, began_s = seconds(timeout), time.monotonic()
+        # Who waits already, perhaps for longer, ends it for all.
+        if not self._lock.acquire(timeout=min(limit_s, threading.TIMEOUT_MAX)):
+            raise GroupTimeout(
+                f"the operation did not end within {limit_s:g} s, for which somebody else waits, too"
+            )
+        try:
             if not self._ended:
-                self._finish(seconds(timeout))
+                left_s = limit_s if limit_s < 0 else max(1e-3, limit_s - (time.monotonic() - began_s))
+                self._finish(left_s)
                 self._ended = True
+        finally:
+            self._lock.release()
 
     def take(self, result: GroupResult | None) -> None:
         """Take over how it ended."""
