@@ -50,21 +50,21 @@ Region::~Region() {
   if (range.fd >= 0) close(range.fd);
 }
 
-Status Regions::register_local(Region& region) {
+// Memory within a region that is there is not pinned again. What counts is the range of that region, not what
+// its registration spans: that may reach further, into memory of a past region. Nobody tells when such memory
+// has become other memory, whose pages the device would not know.
+std::shared_ptr<Registration> Regions::shared_with(const MemoryRange& range) {
+  if (range.kind != MC_DRAM) return nullptr;
   std::lock_guard lock(mutex_);
-  std::erase_if(locals_, [](const auto& known) { return known.expired(); });
-  // Memory within what is registered already is not pinned again. Only while that stays registered: nobody
-  // tells when memory of a past registration has become other memory.
-  for (const auto& weak : locals_) {
+  std::erase_if(all_, [](const auto& known) { return known.expired(); });
+  for (const auto& weak : all_) {
     auto known = weak.lock();
-    if (!known || known->kind() != MC_DRAM || region.range.kind != MC_DRAM) continue;
-    uint64_t offset = region.range.address - known->address();
-    if (region.range.address < known->address() || offset > known->length()) continue;
-    if (region.range.length > known->length() - offset) continue;
-    region.local = std::move(known);
-    return {};
+    if (!known || known->withdrawn || known->range.kind != MC_DRAM) continue;
+    const MemoryRange& outer = known->range;
+    if (range.address < outer.address || range.length > outer.length) continue;
+    if (range.address - outer.address <= outer.length - range.length) return known->local;
   }
-  return {};
+  return nullptr;
 }
 
 Status Regions::add(const mc_memory& memory, std::shared_ptr<Region>& region) {
@@ -76,13 +76,12 @@ Status Regions::add(const mc_memory& memory, std::shared_ptr<Region>& region) {
     if (Status status = take_dma_buf(memory, made->range); !status.ok()) return status;
   }
   made->grants.push_back({driver::key_from(memory.key), driver::kAllAccess, false, nullptr, {}});
-  if (Status status = register_local(*made); !status.ok()) return status;
+  made->local = shared_with(made->range);
   if (!made->local) {
     Status status = Registration::make(*device_, options_, made->range, ibv::kLocalWrite, made->local);
     if (!status.ok()) return status;
   }
   std::lock_guard lock(mutex_);
-  locals_.push_back(made->local);
   all_.push_back(made);
   region = std::move(made);
   return {};

@@ -68,7 +68,8 @@ class Regions {
   }
 
  private:
-  Status register_local(Region& region);
+  // The registration of a region that contains the range; null: there is none.
+  std::shared_ptr<Registration> shared_with(const MemoryRange& range);
   Status register_for(const Region& region, uint32_t access, std::shared_ptr<Registration>& made);
   void notify();
 
@@ -78,7 +79,6 @@ class Regions {
   std::condition_variable unused_;
   std::atomic<uint32_t> waiting_{0};
   std::vector<std::weak_ptr<Region>> all_;
-  std::vector<std::weak_ptr<Registration>> locals_;
 };
 
 }  // namespace mooncake::verbs

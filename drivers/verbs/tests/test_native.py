@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 CHECKS = (
     "gid", "wire", "notices", "behind", "back_pressure", "failed_notice", "cancelled_before_notice",
     "fence", "fence_deadline", "revoke_deadline", "chunks", "dmabuf", "attributes", "sweep",
-    "parallel_registration",
+    "parallel_registration", "shared_registration",
 )  # fmt: skip
 OPERATIONS = 1 << 20
 DEADLINE_S = 60

@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include "gid.hpp"
+#include "memory_checks.hpp"
 #include "notice_checks.hpp"
-#include "region.hpp"
 #include "wire.hpp"
 
 namespace {
@@ -139,34 +139,6 @@ void check_fence_deadline() {
           "and can be repeated");
   require(queue_pairs_of(1) == 0, "the target keeps no queue pair");
   fabric().down[1] = 0;
-}
-
-// revoke() waits for who is telling a peer of the key, and no longer than it may.
-void check_revoke_deadline() {
-  verbs::Options options;
-  options.library = library, options.device = "double0";
-  std::unique_ptr<verbs::Device> device;
-  require(verbs::Device::open(options, device).ok(), "the device opens");
-  verbs::Regions regions(device, options);
-  std::vector<uint8_t> bytes(4096);
-  mc_memory memory{};
-  memory.struct_size = sizeof memory;
-  memory.fd = -1;
-  memory.address = reinterpret_cast<uint64_t>(bytes.data());
-  memory.length = bytes.size();
-  std::shared_ptr<verbs::Region> region;
-  require(regions.add(memory, region).ok() && regions.expose(*region).ok(), "memory is registered");
-  verbs::Opened told;
-  require(regions.open(0, memory.key, told).ok(), "a peer is being told of its key");
-  require(regions.revoke(*region, nullptr, now_ns() + 20'000'000).code == MC_TIMEOUT, "revoke() gives up");
-  require(regions.revoke(*region, nullptr, 0).ok(), "and does not wait at all with 0");
-  require(regions.revoke(*region, nullptr, now_ns() + 1).code == MC_TIMEOUT,
-          "it remembers what it waits for");
-  verbs::Opened other;
-  require(regions.open(0, memory.key, other).code == MC_REFUSED, "nobody else is told");
-  told.registration.reset();
-  require(regions.revoke(*region, nullptr, now_ns() + kDeadlineNs).ok(), "until the answer is out");
-  require(regions.remove(*region, now_ns() + kDeadlineNs).ok(), "and the memory is given back");
 }
 
 // What is registered may be written in any order, unless that was asked not to be.
@@ -350,6 +322,7 @@ int main(int count, char** arguments) {
       {"fence_deadline", check_fence_deadline},
       {"cancelled_before_notice", check_cancelled_before_notice},
       {"revoke_deadline", check_revoke_deadline},
+      {"shared_registration", check_shared_registration},
   };
   for (const auto& [known, check] : kAll) {
     if (name != known) continue;
