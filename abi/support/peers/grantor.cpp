@@ -13,13 +13,14 @@
 #include <cstring>
 #include <utility>
 
+#include "accepting.hpp"
+
 namespace mooncake::driver {
 namespace {
 
 constexpr int kBacklog = 1024;
 constexpr int kMessagesPerTurn = 64;
 constexpr int kMaxStrangers = 32;
-constexpr uint64_t kAcceptRestNs = 100'000'000;
 constexpr double kCloseWaitS = 1.0;
 
 // Numeric host:port of who is at the other end of a TCP connection.
@@ -177,16 +178,14 @@ void Grantor::watch_listener(int fd, bool tcp) {
 
 void Grantor::on_listener(int fd, bool tcp) {
   for (int i = 0; i < kMessagesPerTurn; ++i) {
-    UniqueFd socket(accept4(fd, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (socket.valid()) {
-      welcome_socket(std::move(socket), tcp);
-    } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+    UniqueFd socket;
+    Accepted found = accept_next(fd, socket);
+    if (found == Accepted::kRest) {
       loop_.change(fd, 0);
       loop_.at(now_ns() + kAcceptRestNs, [this, fd] { loop_.change(fd, EPOLLIN); });
-      return;
-    } else {
-      return;
     }
+    if (found != Accepted::kPeer) return;
+    welcome_socket(std::move(socket), tcp);
   }
 }
 

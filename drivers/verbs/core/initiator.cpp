@@ -235,10 +235,9 @@ void Initiator::fetch(bool all) {
 void Initiator::on_completion(const ibv::Wc& wc) {
   auto tag = static_cast<uint32_t>(wc.wr_id >> 32);
   auto position = static_cast<uint32_t>(wc.wr_id);
-  uint32_t slot = tag & 0xffff;
-  QueuePair* qp = slot < tagged_.size() ? tagged_[slot] : nullptr;
+  QueuePair* qp = tags_.find(tag);
   // From a queue pair that is gone, or of a connection that broke: what it says counts no more.
-  if (qp == nullptr || qp->tag() != tag) return;
+  if (qp == nullptr) return;
   Connection& connection = *qp->connection();
   if (connection.state != State::kReady || !qp->holds(position)) return;
   bool good = wc.status == ibv::kSuccess;

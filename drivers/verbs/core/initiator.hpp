@@ -13,6 +13,7 @@
 #include "connection.hpp"
 #include "poller.hpp"
 #include "support/completions.hpp"
+#include "tags.hpp"
 
 namespace mooncake::verbs {
 
@@ -120,6 +121,7 @@ class Initiator {
   void welcome(Connection& connection, const Greeting& greeting);
   void imported(Connection& connection, ImportAnswer answer);
   void took(Connection& connection, const Taken& taken);
+  Status check_tags(size_t count);
   void ask_for_keys(Connection& connection);
   void read(Connection& connection);
   void hang_up(Connection& connection);
@@ -143,9 +145,7 @@ class Initiator {
   std::mutex mutex_;
   Operations operations_;
   uint32_t room_ = 0;  // in the completion queue, if every work request outstanding completed at once
-  std::vector<QueuePair*> tagged_;
-  std::vector<uint16_t> tags_;  // generations
-  std::vector<uint32_t> free_tags_;
+  Tags tags_;
   // Memory of notices on their way: one slot each.
   std::vector<uint8_t> notice_bytes_;
   std::shared_ptr<Registration> notice_memory_;

@@ -1,6 +1,7 @@
 #include "options.hpp"
 
 #include "support/options.hpp"
+#include "tags.hpp"
 
 namespace mooncake::verbs {
 
@@ -36,6 +37,12 @@ Status parse_options(const mc_option* given, size_t count, Options& options) {
   if (options.mtu != 0 && (options.mtu < 256 || (options.mtu & (options.mtu - 1)) != 0))
     return failed(MC_INVALID, "option mtu: " + std::to_string(options.mtu) +
                                   " is no RDMA MTU; give 256, 512, 1024, 2048 or 4096, or 0 for the port's");
+  uint64_t most = uint64_t{options.max_connections} * options.qps;
+  if (most > Tags::kMost)
+    return failed(MC_INVALID, "options max_connections and qps: " + std::to_string(options.max_connections) +
+                                  " connections of " + std::to_string(options.qps) + " queue pairs are " +
+                                  std::to_string(most) + ", and an endpoint has at most " +
+                                  std::to_string(Tags::kMost) + "; lower one of them");
   return {};
 }
 

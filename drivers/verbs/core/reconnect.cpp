@@ -249,21 +249,12 @@ void Initiator::welcome(Connection& connection, const Greeting& greeting) {
     status = failed(MC_UNREACHABLE, connection.name + " made another number of queue pairs");
   for (size_t i = 0; i < connection.fresh.size() && status.ok(); ++i)
     status = connection.fresh[i]->connect(own, greeting, greeting.qps[i]);
+  if (status.ok()) status = check_tags(connection.fresh.size());
   if (!status.ok()) return give_up(connection, failed(MC_UNREACHABLE, status.reason));
   connection.deadline_ns = 0;
   {
     std::lock_guard lock(mutex_);
-    for (const auto& qp : connection.fresh) {
-      if (free_tags_.empty()) {
-        free_tags_.push_back(static_cast<uint32_t>(tagged_.size()));
-        tagged_.push_back(nullptr);
-        tags_.push_back(0);
-      }
-      uint32_t slot = free_tags_.back();
-      free_tags_.pop_back();
-      tagged_[slot] = qp.get();
-      qp->tag(uint32_t{++tags_[slot]} << 16 | slot, &connection);
-    }
+    for (const auto& qp : connection.fresh) qp->tag(tags_.give(qp.get()), &connection);
     for (size_t i = 0; i < connection.fresh.size() && greeting.ring_slots > 0; ++i) {
       uint64_t before = i * greeting.ring_slots * MC_NOTICE_MAX;
       connection.fresh[i]->use_ring({greeting.ring_iova + before, greeting.ring_rkey, greeting.ring_slots});
@@ -279,6 +270,14 @@ void Initiator::welcome(Connection& connection, const Greeting& greeting) {
     deliver();
   }
   ask_for_keys(connection);
+}
+
+// Connections that have work keep their queue pairs, also more of them than max_connections.
+Status Initiator::check_tags(size_t count) {
+  std::lock_guard lock(mutex_);
+  if (tags_.free() >= count) return {};
+  return failed(MC_UNREACHABLE, "connections with work have all " + std::to_string(Tags::kMost) +
+                                    " queue pairs of the endpoint; use fewer at a time, or lower option qps");
 }
 
 void Initiator::ask_for_keys(Connection& connection) {
@@ -306,7 +305,9 @@ void Initiator::imported(Connection& connection, ImportAnswer answer) {
   if (found == connection.asked.end()) return;
   std::shared_ptr<Remote> remote = std::move(found->second);
   connection.asked.erase(found);
-  if (connection.asked.empty()) connection.deadline_ns = 0;
+  // The peer is there: the time for what it has not answered yet begins anew.
+  connection.deadline_ns =
+      connection.asked.empty() ? 0 : driver::now_ns() + options_.connect_timeout_ms * kMs;
   bool open = answer.status == MC_OK;
   remote->state = open                          ? Remote::State::kOpen
                   : answer.status == MC_REFUSED ? Remote::State::kRefused
@@ -442,9 +443,7 @@ void Initiator::take_down(Connection& connection) {
     });
     room_ += count;
     posted_ -= count;
-    uint32_t slot = qp->tag() & 0xffff;
-    tagged_[slot] = nullptr;
-    free_tags_.push_back(slot);
+    tags_.take_back(qp->tag());
   }
   connection.qps.clear();
   connection.in_flight_bytes = 0;

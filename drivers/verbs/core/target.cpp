@@ -4,7 +4,8 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
+
+#include "support/peers/accepting.hpp"
 
 namespace mooncake::verbs {
 namespace {
@@ -24,8 +25,13 @@ Status Target::listen() {
 
 void Target::accept_peers() {
   for (;;) {
-    driver::UniqueFd peer(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!peer.valid()) return;
+    driver::UniqueFd peer;
+    driver::Accepted found = driver::accept_next(listener_.get(), peer);
+    if (found == driver::Accepted::kRest) {
+      (void)poller_.change(listener_.get(), Poller::kListener, 0);
+      rest_until_ns_ = driver::now_ns() + driver::kAcceptRestNs;
+    }
+    if (found != driver::Accepted::kPeer) return;
     if (strangers_ >= kMostStrangers) continue;
     auto session = std::make_unique<Session>(std::move(peer));
     session->id = poller_.new_id();
@@ -212,6 +218,11 @@ uint64_t Target::attend() {
   tell_of_free_places();
   uint64_t now = driver::now_ns();
   uint64_t next = ~uint64_t{0};
+  if (rest_until_ns_ != 0 && now >= rest_until_ns_) {
+    rest_until_ns_ = 0;
+    (void)poller_.change(listener_.get(), Poller::kListener, EPOLLIN);
+  }
+  if (rest_until_ns_ != 0) next = rest_until_ns_;
   if (strangers_ == 0) return next;
   std::vector<uint64_t> late;
   for (const auto& [id, session] : sessions_) {

@@ -87,6 +87,7 @@ class Target {
   // ---- control thread only
   std::unordered_map<uint64_t, std::unique_ptr<Session>> sessions_;
   size_t strangers_ = 0;
+  uint64_t rest_until_ns_ = 0;  // the listener is not watched before; 0: it is
 };
 
 }  // namespace mooncake::verbs

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.timeout(600)
 CHECKS = (
     "gid", "wire", "notices", "behind", "back_pressure", "failed_notice", "cancelled_before_notice",
     "fence", "fence_deadline", "revoke_deadline", "chunks", "dmabuf", "attributes", "sweep",
-    "parallel_registration", "shared_registration",
+    "parallel_registration", "shared_registration", "steady_importer", "no_descriptor", "tags",
+    "most_queue_pairs",
 )  # fmt: skip
 OPERATIONS = 1 << 20
 DEADLINE_S = 60

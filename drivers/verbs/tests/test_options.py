@@ -58,6 +58,11 @@ def test_other_nonsense_is_an_error(options: dict[str, object]) -> None:
         checked("verbs", VerbsOptions, options)
 
 
+def test_more_queue_pairs_than_an_endpoint_has_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"max_connections and qps ask for 4097 \* 16 queue pairs"):
+        checked("verbs", VerbsOptions, {"max_connections": 4097, "qps": 16})
+
+
 def test_the_core_knows_every_option_and_its_limits() -> None:
     """Each at both ends of its range: the core, which checks again, takes them."""
     names = [name for name in LIMITS if name not in ("control_port", "gid_index")]
@@ -66,7 +71,7 @@ def test_the_core_knows_every_option_and_its_limits() -> None:
         for name in names:
             if end == 1 and name in ("completion_depth", "queue_depth", "send_depth"):
                 continue
-            options = {name: int(LIMITS[name][end])}
+            options = {"qps": 1, name: int(LIMITS[name][end])}
             config = TransferConfig(drivers=("verbs_double",), driver_options={"verbs_double": options})
             with TransferEngine(config) as engine:
                 assert engine.allocate(4096).nbytes == 4096

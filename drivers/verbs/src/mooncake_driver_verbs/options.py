@@ -14,6 +14,7 @@ from mooncake_transfer.hooks import EndpointSpec
 __all__ = ["VerbsOptions", "endpoints", "render"]
 
 MAX_TIMEOUT_MS = 3_600_000
+MAX_QUEUE_PAIRS = 1 << 16  # that an endpoint tells apart
 MTUS = (0, 256, 512, 1024, 2048, 4096)
 # Inclusive; the compiled core checks the same limits.
 LIMITS: dict[str, tuple[float, float]] = {
@@ -70,6 +71,7 @@ class VerbsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         chunk_bytes: longer memory is registered in chunks of this size, rounded down to a power of two.
         registration_threads: how many of them at the same time.
         max_connections: peers that may have queue pairs; idle ones beyond lose theirs until they are needed.
+            Times ``qps`` at most 65,536.
         connect_timeout_ms: how long a peer may take to answer, over all its addresses.
         dead_peer_timeout_ms: how long the control socket may be unacknowledged before a peer counts as gone.
     """
@@ -104,6 +106,11 @@ class VerbsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         check_limits("verbs", self, LIMITS)
         if self.mtu not in MTUS:
             raise ConfigError(f"verbs option mtu is {self.mtu}; it must be one of {MTUS}")
+        if self.max_connections * self.qps > MAX_QUEUE_PAIRS:
+            raise ConfigError(
+                f"verbs options max_connections and qps ask for {self.max_connections} * {self.qps} queue"
+                f" pairs; an endpoint has at most {MAX_QUEUE_PAIRS:,}: lower one of them"
+            )
         if not self.host:
             raise ConfigError("verbs option host is empty; use 0.0.0.0 for every interface")
         for name, port in _listed(self.devices):
