@@ -1,6 +1,7 @@
 // The desk, its lock and grants for the master's Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -174,6 +175,27 @@ void init_desk(Desk* self, Map& map, GrantTable& leases, GrantTable& reservation
   if (!map.compiled()) self->close();
 }
 
+std::vector<std::tuple<nb::bytes, uint64_t>> take_touches(Desk& self) {
+  std::vector<std::tuple<nb::bytes, uint64_t>> found;
+  for (const auto& [digest, segment] : self.take_touches()) {
+    found.emplace_back(bytes_of(&digest, sizeof(digest)), segment);
+  }
+  return found;
+}
+
+void admit(Desk& self, uint64_t client, uint64_t connection, uint32_t number, uint64_t node, uint16_t tenant,
+           bool express, const nb::bytes& own_prefix) {
+  self.admit(client, {connection, number, node, tenant, express, {own_prefix.c_str(), own_prefix.size()}});
+}
+
+void bind_tenure(nb::module_& m) {
+  nb::class_<Tenure>(m, "Tenure",
+                     "A leadership: until when nobody else can lead, as the candidate has last heard.")
+      .def(nb::init<>())
+      .def("last", &Tenure::last, "until_s"_a, "Of CLOCK_BOOTTIME; 0: it is over.")
+      .def("held", &Tenure::held);
+}
+
 void bind_desk_itself(nb::module_& m) {
   nb::class_<Desk>(m, "Desk",
                    "Answers the usual requests of members without the interpreter. All calls: with its lock "
@@ -183,13 +205,17 @@ void bind_desk_itself(nb::module_& m) {
       .def_prop_ro("lock", &Desk::lock, nb::rv_policy::reference_internal)
       .def("close", &Desk::close, "From now on everything goes the other way.")
       .def_prop_ro("is_open", &Desk::is_open)
+      .def("lead", &Desk::lead, "tenure"_a, "From now on nobody is answered but in this leadership.")
       .def(
-          "admit",
-          [](Desk& self, uint64_t client, uint64_t connection, uint32_t number, uint64_t node,
-             uint16_t tenant,
-             bool express) { self.admit(client, {connection, number, node, tenant, express}); },
-          "client"_a, "connection"_a, "number"_a, "node"_a, "tenant"_a, "express"_a,
-          "A member has joined; express: it may be answered here.")
+          "note_touches", &Desk::note_touches,
+          "There are tiers: from now on only what lies in memory is read here, and take_touches tells of it.")
+      .def("take_touches", &take_touches,
+           "Digests read since the last call, each with the segment of its first byte.")
+      .def("admit", &admit, "client"_a, "connection"_a, "number"_a, "node"_a, "tenant"_a, "express"_a,
+           "own_prefix"_a,
+           "A member has joined. express: it may be answered here. own_prefix: not empty for who sees "
+           "objects\n"
+           "of its tenant only; what goes before keys in what their digests are made of.")
       .def("drop", &Desk::drop, "client"_a)
       .def("heard_s", &Desk::heard_s, "client"_a, "When a member was last answered here; 0: never.")
       .def(
@@ -256,6 +282,7 @@ void bind_port(nb::module_& m) {
 void bind_desk(nb::module_& m) {
   bind_grants(m);
   bind_lock(m);
+  bind_tenure(m);
   bind_desk_itself(m);
   bind_port(m);
 }

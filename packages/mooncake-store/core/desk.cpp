@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "digests.hpp"
+
 namespace mooncake::store {
 
 namespace {
@@ -13,6 +15,8 @@ using Clock = std::chrono::steady_clock;
 // wait for the interpreter's, which may take long.
 constexpr uint64_t kPatienceNs = 100'000;
 constexpr size_t kSamples = 8, kMostSamples = 4096;
+// Between two looks of the master. More are forgotten: they only say what might be worth a place in a tier.
+constexpr size_t kMostTouches = 1 << 14;
 // Of one request. More would hold up all that the engine's thread reads.
 constexpr uint32_t kMostKeys = 1 << 16;
 
@@ -35,6 +39,21 @@ std::vector<std::string_view> keys_of(Reader& rest, uint32_t count) {
   keys.reserve(lengths.size());
   for (uint32_t length : lengths) keys.push_back(rest.block(length));
   return keys;
+}
+
+// Whether these are the digests of the keys, of whose prefix they are.
+bool are_digests_of(const std::vector<Digest>& digests, const std::string& prefix,
+                    const std::vector<std::string_view>& keys) {
+  std::string bytes;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    bytes = prefix;
+    bytes += keys[i];
+    Digest digest;
+    xxh3_128(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size(),
+             reinterpret_cast<uint8_t*>(&digest));
+    if (std::memcmp(&digest, &digests[i], sizeof(digest)) != 0) return false;
+  }
+  return true;
 }
 
 void add_rows(std::string& reply, const Rows& rows) {
@@ -131,11 +150,12 @@ std::string Desk::answer(uint64_t connection, std::string_view body) {
   Held held(lock_);
   double began_s = seconds();
   auto client = clients_.find(head.client);
-  bool may =
-      open_ && client != clients_.end() && client->second.connection == connection && client->second.express;
-  if (may) {
+  bool known = client != clients_.end() && client->second.connection == connection;
+  Done done = known && in_office() ? Done::kNever : Done::kNotNow;
+  if (done == Done::kNever && open_ && client->second.express) {
     Asked asked{head, reader, client->second, began_s};
-    if (answer(asked, reply)) {
+    done = answer(asked, reply);
+    if (done == Done::kYes) {
       client->second.heard_s = began_s;
       Calls& calls = calls_[static_cast<size_t>(head.kind)];
       double took_s = seconds() - began_s;
@@ -146,10 +166,19 @@ std::string Desk::answer(uint64_t connection, std::string_view body) {
     }
     if (map_.may_ring()) ring();
   }
+  // Last of all, because it may have been decided too late to count.
+  if (done == Done::kYes && !in_office()) done = Done::kNotNow;
+  if (done != Done::kYes) {
+    reply.assign(sizeof(AnswerHead), '\0');
+    AnswerHead other{};
+    if (done == Done::kNotThis) other.flags = kThisOne;
+    if (done == Done::kNever) other.flags = kForGood;
+    put_head(reply, other);
+  }
   return reply;
 }
 
-bool Desk::answer(Asked& asked, std::string& reply) {
+Desk::Done Desk::answer(Asked& asked, std::string& reply) {
   switch (asked.head.kind) {
     case Express::kLocate:
       return locate(asked, reply);
@@ -162,7 +191,25 @@ bool Desk::answer(Asked& asked, std::string& reply) {
     case Express::kCommit:
       return commit(asked, reply);
     default:
-      return false;
+      return Done::kNotThis;
+  }
+}
+
+// What there is for this client of what it names.
+std::vector<Digest> Desk::visible(const Client& client, std::vector<Digest> digests) const {
+  return client.own_prefix.empty() ? digests : map_.own(digests, client.tenant);
+}
+
+bool Desk::all_in_memory(const std::vector<Digest>& digests) const {
+  std::vector<uint8_t> there = map_.exist(digests);
+  return std::find(there.begin(), there.end(), uint8_t{0}) == there.end();
+}
+
+void Desk::touch(const std::vector<Digest>& digests, const std::vector<Rows>& replicas) {
+  if (replicas.empty()) return;
+  const Rows& rows = replicas.front();
+  for (size_t at = 0; at + 5 <= rows.size() && touches_.size() < kMostTouches; at += 5) {
+    if (rows[at + 1] == 0) touches_.push_back({digests[rows[at]], rows[at + 2]});
   }
 }
 
@@ -181,13 +228,14 @@ uint16_t Desk::add_segments(std::string& reply, const std::vector<Rows>& lists) 
   return static_cast<uint16_t>(added.size());
 }
 
-bool Desk::locate(Asked& asked, std::string& reply) {
+Desk::Done Desk::locate(Asked& asked, std::string& reply) {
   auto ended = asked.rest.numbers<uint64_t>(asked.head.ended);
-  auto digests = asked.rest.numbers<Digest>(asked.head.keys);
-  if (!asked.rest.ended()) return false;
+  auto digests = visible(asked.client, asked.rest.numbers<Digest>(asked.head.keys));
+  if (!asked.rest.ended() || (tiered_ && !all_in_memory(digests))) return Done::kNotThis;
   end_leases(ended, asked.head.client);
   Located located = map_.locate(digests, asked.client.number, asked.client.node);
   sample(digests);
+  if (tiered_) touch(digests, located.replicas);
   size_t hits = located.slots.size();
   count(asked.client.tenant, hits, digests.size() - hits);
   AnswerHead head{.kind = Express::kLocate,
@@ -203,11 +251,11 @@ bool Desk::locate(Asked& asked, std::string& reply) {
   head.segments = add_segments(reply, located.replicas);
   if (hits != 0) head.id = leases_.grant(asked.head.client, std::move(located.slots), asked.now_s).id;
   put_head(reply, head);
-  return true;
+  return Done::kYes;
 }
 
-bool Desk::release(Asked& asked, std::string& reply) {
-  if (!asked.rest.ended()) return false;
+Desk::Done Desk::release(Asked& asked, std::string& reply) {
+  if (!asked.rest.ended()) return Done::kNotThis;
   AnswerHead head{
       .kind = Express::kRelease, .flags = 0, .segments = 0, .count = 0, .lists = 0, .spare = 0, .id = 0};
   if (auto grant = leases_.take(asked.head.id, asked.head.client)) {
@@ -218,12 +266,12 @@ bool Desk::release(Asked& asked, std::string& reply) {
     head.flags = kExpired;
   }
   put_head(reply, head);
-  return true;
+  return Done::kYes;
 }
 
-bool Desk::exist(Asked& asked, std::string& reply) {
-  auto digests = asked.rest.numbers<Digest>(asked.head.keys);
-  if (!asked.rest.ended()) return false;
+Desk::Done Desk::exist(Asked& asked, std::string& reply) {
+  auto digests = visible(asked.client, asked.rest.numbers<Digest>(asked.head.keys));
+  if (!asked.rest.ended() || (tiered_ && !all_in_memory(digests))) return Done::kNotThis;
   add_all(reply, map_.exist(digests));
   put_head(reply, {.kind = Express::kExist,
                    .flags = 0,
@@ -232,16 +280,19 @@ bool Desk::exist(Asked& asked, std::string& reply) {
                    .lists = 0,
                    .spare = 0,
                    .id = 0});
-  return true;
+  return Done::kYes;
 }
 
-bool Desk::reserve(Asked& asked, std::string& reply) {
+Desk::Done Desk::reserve(Asked& asked, std::string& reply) {
   const AskHead& ask = asked.head;
   auto ended = asked.rest.numbers<uint64_t>(ask.ended);
   auto digests = asked.rest.numbers<Digest>(ask.keys);
   auto sizes = asked.rest.numbers<uint64_t>(ask.keys);
   std::vector<std::string_view> keys = keys_of(asked.rest, ask.keys);
-  if (!asked.rest.ended()) return false;
+  if (tiered_) return Done::kNever;
+  if (!asked.rest.ended()) return Done::kNotThis;
+  const std::string& prefix = asked.client.own_prefix;
+  if (!prefix.empty() && !are_digests_of(digests, prefix, keys)) return Done::kNotThis;
   end_leases(ended, ask.client);
   PutOptions put;
   put.wish.writer = asked.client.number;
@@ -278,11 +329,12 @@ bool Desk::reserve(Asked& asked, std::string& reply) {
     head.id = reservations_.grant(ask.client, std::move(reserved.slots), asked.now_s, std::move(placed)).id;
   }
   put_head(reply, head);
-  return true;
+  return Done::kYes;
 }
 
-bool Desk::commit(Asked& asked, std::string& reply) {
-  if (!asked.rest.ended()) return false;
+Desk::Done Desk::commit(Asked& asked, std::string& reply) {
+  if (tiered_) return Done::kNever;
+  if (!asked.rest.ended()) return Done::kNotThis;
   AnswerHead head{
       .kind = Express::kCommit, .flags = 0, .segments = 0, .count = 0, .lists = 0, .spare = 0, .id = 0};
   auto grant = reservations_.take(asked.head.id, asked.head.client);
@@ -306,7 +358,7 @@ bool Desk::commit(Asked& asked, std::string& reply) {
     }
   }
   put_head(reply, head);
-  return true;
+  return Done::kYes;
 }
 
 }  // namespace mooncake::store

@@ -17,6 +17,7 @@
 #include "express.hpp"
 #include "grants.hpp"
 #include "object_map.hpp"
+#include "tenure.hpp"
 
 namespace mooncake::store {
 
@@ -47,6 +48,8 @@ class Desk {
     uint64_t node;
     uint16_t tenant;
     bool express;  // else it has to ask the other way
+    // Not empty: it sees objects of its tenant only, and this goes before keys in what digests are made of.
+    std::string own_prefix;
     double heard_s = 0;
   };
   struct Reads {
@@ -60,6 +63,7 @@ class Desk {
     std::array<uint64_t, kBuckets> buckets{};
   };
   using Sample = std::pair<Digest, uint32_t>;  // of what is read, and for how many reads it stands
+  using Touch = std::pair<Digest, uint64_t>;   // what was read, and the segment of its first byte
 
   Desk(ObjectMap& map, GrantTable& leases, GrantTable& reservations, uint64_t epoch,
        uint64_t most_record_bytes)
@@ -75,6 +79,11 @@ class Desk {
   // All below but answer(): with the lock held.
   void close() { open_ = false; }
   bool is_open() const { return open_; }
+  // From now on nothing is answered but in this leadership.
+  void lead(std::shared_ptr<const Tenure> tenure) { tenure_ = std::move(tenure); }
+  // There are tiers, of which nothing is known here: only what lies in memory is read, and told of.
+  void note_touches() { tiered_ = true; }
+  std::vector<Touch> take_touches() { return std::exchange(touches_, {}); }
   void admit(uint64_t client, const Client& known) { clients_[client] = known; }
   void drop(uint64_t client) { clients_.erase(client); }
   double heard_s(uint64_t client) const;
@@ -97,12 +106,19 @@ class Desk {
     double now_s;
   };
 
-  bool answer(Asked& asked, std::string& reply);
-  bool locate(Asked& asked, std::string& reply);
-  bool release(Asked& asked, std::string& reply);
-  bool exist(Asked& asked, std::string& reply);
-  bool reserve(Asked& asked, std::string& reply);
-  bool commit(Asked& asked, std::string& reply);
+  // What came of a request: it was answered, or nothing was done.
+  enum class Done : uint8_t { kYes, kNotNow, kNotThis, kNever };
+
+  Done answer(Asked& asked, std::string& reply);
+  Done locate(Asked& asked, std::string& reply);
+  Done release(Asked& asked, std::string& reply);
+  Done exist(Asked& asked, std::string& reply);
+  Done reserve(Asked& asked, std::string& reply);
+  Done commit(Asked& asked, std::string& reply);
+  bool in_office() const { return !tenure_ || tenure_->held(); }
+  bool all_in_memory(const std::vector<Digest>& digests) const;
+  std::vector<Digest> visible(const Client& client, std::vector<Digest> digests) const;
+  void touch(const std::vector<Digest>& digests, const std::vector<Rows>& replicas);
   void end_leases(const std::vector<uint64_t>& ended, uint64_t client);
   void ring();
   void sample(const std::vector<Digest>& digests);
@@ -112,7 +128,9 @@ class Desk {
   ObjectMap& map_;
   GrantTable &leases_, &reservations_;
   const uint64_t epoch_, most_record_bytes_;
-  bool open_ = true;
+  bool open_ = true, tiered_ = false;
+  std::shared_ptr<const Tenure> tenure_;
+  std::vector<Touch> touches_;
   std::unordered_map<uint64_t, Client> clients_;
   std::unordered_map<uint64_t, std::string> descriptors_;  // by segment
   std::vector<Reads> reads_;                               // by tenant

@@ -32,12 +32,16 @@ namespace mooncake::store {
 
 static_assert(std::endian::native == std::endian::little);
 
-// kOtherWay, of an answer: nothing was done; ask by the way that knows everything.
+// kOtherWay, of an answer: nothing was done; ask by the way that knows everything. Its flags say for how
+// long.
 enum class Express : uint8_t { kOtherWay, kLocate, kRelease, kExist, kReserve, kCommit };
 inline constexpr size_t kExpressKinds = 6;
 // Flags of requests, and of answers.
 inline constexpr uint8_t kReplace = 1;
 inline constexpr uint8_t kWait = 1, kExpired = 2, kRoom = 4;
+// Flags of kOtherWay; with none, better for a moment: this request and not the next one of its kind, or all
+// of its kind as long as this master and client have each other.
+inline constexpr uint8_t kThisOne = 1, kForGood = 2;
 
 struct AskHead {
   Express kind;

@@ -17,12 +17,6 @@ constexpr double kSureLease = 0.8, kDeadlineMargin = 0.9;
 constexpr uint64_t kSlowestBytesPerS = 32u << 20;
 constexpr size_t kRow = 5;
 
-uint64_t clock_ns(clockid_t clock) {
-  timespec ts{};
-  clock_gettime(clock, &ts);
-  return static_cast<uint64_t>(ts.tv_sec) * 1'000'000'000ull + static_cast<uint64_t>(ts.tv_nsec);
-}
-
 uint64_t to_ns(double seconds) { return static_cast<uint64_t>(seconds * 1e9); }
 
 void append(void* reply, const void* bytes, size_t nbytes) {
@@ -46,9 +40,11 @@ uint64_t time_of(uint64_t nbytes) { return nbytes * 1'000'000'000ull / kSlowestB
 
 }  // namespace
 
-uint64_t now_ns() { return clock_ns(CLOCK_MONOTONIC); }
-
-double lease_clock_s() { return static_cast<double>(clock_ns(CLOCK_BOOTTIME)) * 1e-9; }
+uint64_t now_ns() {
+  timespec ts{};
+  clock_gettime(CLOCK_MONOTONIC, &ts);
+  return static_cast<uint64_t>(ts.tv_sec) * 1'000'000'000ull + static_cast<uint64_t>(ts.tv_nsec);
+}
 
 void Quick::Calls::add(uint64_t ns, bool failed) {
   ++count;
@@ -64,6 +60,7 @@ void Quick::join(const Standing& standing) {
   joined_ = true;
   standing_ = standing;
   pause_until_ns_ = 0;
+  never_ = {};
   ended_.clear();
 }
 
@@ -148,14 +145,24 @@ Quick::Counts Quick::take_counts() {
 
 // ---- steps
 
-bool Quick::begin(QuickResult& result, bool with_ended, std::vector<uint64_t>& ended) {
+bool Quick::begin(QuickResult& result, Counted kind, std::vector<uint64_t>& ended) {
   result.asked_s = lease_clock_s();
   result.asked_ns = now_ns();
   std::lock_guard lock(mutex_);
-  if (!joined_ || result.asked_ns < pause_until_ns_) return false;
+  if (!joined_ || never_[kind] || result.asked_ns < pause_until_ns_) return false;
   result.standing = standing_;
-  if (with_ended) ended.swap(ended_);
+  ended.swap(ended_);
   return true;
+}
+
+// With the lock held: the master wants to be asked the other way, for as long as it says.
+void Quick::note_other_way(Counted kind, const std::string& answer) {
+  uint8_t flags = answer.size() < sizeof(AnswerHead) ? 0 : static_cast<uint8_t>(answer[1]);
+  if ((flags & kForGood) != 0) {
+    never_[kind == kCommitCall ? kReserveCall : kind] = true;  // what is reserved is to be committed
+  } else if ((flags & kThisOne) == 0) {
+    pause_until_ns_ = now_ns() + kOtherWayNs;
+  }
 }
 
 // False with the stage set when there is no answer to go on with.
@@ -176,7 +183,7 @@ bool Quick::ask(QuickResult& result, Counted kind, const std::string& request, s
   uint64_t now = now_ns();
   std::lock_guard lock(mutex_);
   if (!other_way) counts_.calls[kind].add(now - began_ns, failed);
-  if (other_way) pause_until_ns_ = now + kOtherWayNs;
+  if (other_way) note_other_way(kind, answer);
   return !failed && !other_way;
 }
 
@@ -258,7 +265,7 @@ bool Quick::let_go(QuickResult& result, uint64_t lease) {
 QuickResult Quick::get(std::string_view digest, void* region, uint64_t offset, uint64_t room) {
   QuickResult result;
   std::vector<uint64_t> ended;
-  if (!begin(result, true, ended)) return result;
+  if (!begin(result, kLocateCall, ended)) return result;
   AskHead asked = head_of(Express::kLocate, result.standing);
   asked.keys = 1;
   asked.ended = static_cast<uint32_t>(ended.size());
@@ -307,7 +314,7 @@ QuickResult Quick::put(std::string_view digest, std::string_view key, bool repla
   QuickResult result;
   result.nbytes = nbytes;
   std::vector<uint64_t> ended;
-  if (!begin(result, true, ended)) return result;
+  if (!begin(result, kReserveCall, ended)) return result;
   AskHead asked = head_of(Express::kReserve, result.standing);
   asked.flags = replace ? kReplace : uint8_t{0};
   asked.keys = 1;

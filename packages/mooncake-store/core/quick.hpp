@@ -15,12 +15,12 @@
 
 #include "express.hpp"
 #include "mooncake_calls.h"
+#include "tenure.hpp"
 
 namespace mooncake::store {
 
-// CLOCK_MONOTONIC, and CLOCK_BOOTTIME, by which leases are judged.
+// CLOCK_MONOTONIC; leases are judged by lease_clock_s().
 uint64_t now_ns();
-double lease_clock_s();
 
 // How long the bytes of a value may take to move; see time_budget.py.
 struct QuickLimits {
@@ -130,7 +130,8 @@ class Quick {
     std::string_view descriptor;
   };
 
-  bool begin(QuickResult& result, bool with_ended, std::vector<uint64_t>& ended);
+  bool begin(QuickResult& result, Counted kind, std::vector<uint64_t>& ended);
+  void note_other_way(Counted kind, const std::string& answer);
   bool ask(QuickResult& result, Counted kind, const std::string& request, std::string& answer);
   static bool take_piece(Reader& rest, const AnswerHead& head, uint64_t nbytes, Piece& piece);
   std::shared_ptr<Remote> reached(const Piece& piece) const;
@@ -148,6 +149,7 @@ class Quick {
   bool joined_ = false;
   Standing standing_;
   uint64_t pause_until_ns_ = 0;
+  std::array<bool, kCounted> never_{};  // kinds that this master answers the other way for good
   std::vector<uint64_t> ended_;
   uint64_t ended_since_ns_ = 0;
   std::unordered_map<uint64_t, Reached> reached_;

@@ -3,7 +3,7 @@
 import json
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 
 import msgspec
 import numpy as np
@@ -20,8 +20,8 @@ def content(key, version, nbytes):
 class Actor:
     """One method per command; what it returns is the answer."""
 
-    def __init__(self, engine, store):
-        self.engine, self.store = engine, store
+    def __init__(self, engine, store, steps):
+        self.engine, self.store, self.steps = engine, store, steps
 
     def put(self, key, version, nbytes, if_exists="error"):
         self.store.put(key, content(key.encode(), version, nbytes), if_exists=if_exists)
@@ -57,32 +57,26 @@ class Actor:
 
     def wait_before(self, step, putting, key, nbytes):
         """Put or get, but wait for a line of input before a step; then what came of it."""
-        quick, self.store._quick = self.store._quick, None  # whose steps are compiled
-        owner = self.store._mover if step in ("read", "write") else self.store._member
-        original, waited = getattr(owner, step), []
 
-        def run(*arguments, **options):
-            if not waited:
-                waited.append(step)
-                answer({"result": step})
-                sys.stdin.readline()
-            return original(*arguments, **options)
+        def wait():
+            answer({"result": step, "compiled": self.steps.compiled})
+            sys.stdin.readline()
 
-        setattr(owner, step, run)
+        for number in range(4):  # what knows no segment yet is not compiled
+            with suppress(errors.StoreError):
+                self.store.put(f"warm-{number}", bytes(nbytes), if_exists="replace")
         try:
-            if putting:
-                self.store.put(key, content(key.encode(), 1, nbytes), if_exists="replace")
-                return "put"
-            value = self.store.get(key)
+            with self.steps.before(self.store, step, wait):
+                if putting:
+                    self.store.put(key, content(key.encode(), 1, nbytes), if_exists="replace")
+                    return "put"
+                value = self.store.get(key)
             known = [version for version in (1, 2) if value == content(key.encode(), version, len(value))]
             return known[0] if known else "wrong"
         except errors.KeyNotFound:
             return "missed"
         except (errors.MasterUnreachable, errors.PutFailed, errors.StoreFull):
             return "refused"
-        finally:
-            delattr(owner, step)
-            self.store._quick = quick
 
     def tier_records(self):
         """How many values the master took as being in this process's tier."""
@@ -103,6 +97,12 @@ def answer(message):
     print(json.dumps(message), flush=True)  # noqa: T201 - the answer to the test
 
 
+def steps_to_watch():
+    from mooncake_store.testing.steps import Steps  # with pytest, which takes its time
+
+    return Steps()
+
+
 def main():
     options = json.loads(sys.argv[1])
     config = msgspec.convert(options.get("config", {}), StoreConfig)
@@ -118,10 +118,10 @@ def main():
             stack.enter_context(ClusterMaster(engine, options["cluster"], config))
             actor = None
         else:
-            store = stack.enter_context(
-                Store(engine, options.get("master"), lend_bytes=options.get("lend", 0), config=config)
-            )
-            actor = Actor(engine, store)
+            steps = steps_to_watch() if options.get("watched") else None
+            with nullcontext() if steps is None else steps.watch(engine):
+                store = Store(engine, options.get("master"), lend_bytes=options.get("lend", 0), config=config)
+            actor = Actor(engine, stack.enter_context(store), steps)
         answer({"address": engine.address})
         for line in sys.stdin:
             command = json.loads(line)

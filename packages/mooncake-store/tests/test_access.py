@@ -199,6 +199,7 @@ def test_segments_are_drained_by_admins_and_copies_asked_for_of_own_values_only(
 def test_a_put_under_digests_of_another_tenant_is_refused(cluster):
     red, blue = cluster.tenant("red"), cluster.tenant("blue")
     blue.put("k", b"blue")
+    red._quick = None  # which makes digests as it was opened to
     red.config = cluster.config(tenant="blue")  # the client's word for whose keys they are
     with pytest.raises(NotAuthorised, match="are not those of its keys of tenant 'red'"):
         red.put("k", b"evil", if_exists="replace")
@@ -208,7 +209,7 @@ def test_a_put_under_digests_of_another_tenant_is_refused(cluster):
 def test_objects_of_another_tenant_are_not_there_for_who_names_their_digests(cluster):
     red, blue = cluster.tenant("red"), cluster.tenant("blue")
     blue.put("k", b"blue")
-    red.config = cluster.config(tenant="blue")
+    red._quick, red.config = None, cluster.config(tenant="blue")
     assert red.batch_exist(["k"]) == [False]
     assert red.batch_remove(["k"]) == [False]
     with pytest.raises(KeyNotFound):

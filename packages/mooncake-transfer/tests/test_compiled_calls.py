@@ -21,39 +21,10 @@ from mooncake_transfer.errors import (
     TransferCancelled,
     TransferTimeout,
 )
+from mooncake_transfer.testing.compiled_calls import WRITE, table_of
 from mooncake_transfer.testing.fake import FakeFabric
 
 DONE, FAILED, REFUSED = 0, 1, 2
-POINTER, U64 = ctypes.c_void_p, ctypes.c_uint64
-OUT = ctypes.POINTER(ctypes.c_void_p)
-WRITE = ctypes.CFUNCTYPE(None, POINTER, POINTER, ctypes.c_size_t)
-KEEP = ctypes.PYFUNCTYPE(POINTER, POINTER, ctypes.py_object)
-DROP = ctypes.CFUNCTYPE(None, POINTER)
-CALL = ctypes.CFUNCTYPE(
-    ctypes.c_int, POINTER, U64, ctypes.c_char_p, POINTER, ctypes.c_size_t, U64, POINTER, WRITE, OUT
-)
-BEGIN = ctypes.CFUNCTYPE(POINTER, POINTER, ctypes.c_int, POINTER, POINTER, U64, U64, U64, OUT)
-FINISH = ctypes.CFUNCTYPE(ctypes.c_int, POINTER, U64, OUT)
-RAISE = ctypes.PYFUNCTYPE(None, POINTER)
-
-
-class CallsV1(ctypes.Structure):
-    _fields_ = (
-        ("abi_major", ctypes.c_uint32),
-        ("abi_minor", ctypes.c_uint32),
-        ("struct_size", ctypes.c_size_t),
-        ("context", POINTER),
-        ("keep_region", KEEP),
-        ("keep_remote", KEEP),
-        ("drop_region", DROP),
-        ("drop_remote", DROP),
-        ("call", CALL),
-        ("begin", BEGIN),
-        ("finish", FINISH),
-        ("cancel", DROP),
-        ("end", DROP),
-        ("raise_failure", RAISE),
-    )
 
 
 class Calls:
@@ -61,9 +32,7 @@ class Calls:
 
     def __init__(self, engine: TransferEngine) -> None:
         self.capsule = engine.compiled_calls()
-        get = ctypes.pythonapi.PyCapsule_GetPointer
-        get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-        self.table = CallsV1.from_address(get(self.capsule, b"mooncake.calls.v1"))
+        self.table = table_of(self.capsule)
 
     def call(self, peer: Peer, method: str, body: bytes, timeout_s: float = 30.0) -> bytes | None:
         """None for a refusal."""
@@ -75,7 +44,7 @@ class Calls:
             self.table.context,
             peer.connection,
             method.encode(),
-            ctypes.cast(ctypes.c_char_p(body), POINTER),
+            ctypes.cast(ctypes.c_char_p(body), ctypes.c_void_p),
             len(body),
             deadline_ns,
             None,

@@ -466,6 +466,18 @@ class DeskLock:
         Wake up who waits. Raises RuntimeError when this thread does not hold it.
         """
 
+class Tenure:
+    """
+    A leadership: until when nobody else can lead, as the candidate has last heard.
+    """
+
+    def __init__(self) -> None: ...
+
+    def last(self, until_s: float) -> None:
+        """Of CLOCK_BOOTTIME; 0: it is over."""
+
+    def held(self) -> bool: ...
+
 class Desk:
     """
     Answers the usual requests of members without the interpreter. All calls: with its lock held,
@@ -483,8 +495,24 @@ class Desk:
     @property
     def is_open(self) -> bool: ...
 
-    def admit(self, client: int, connection: int, number: int, node: int, tenant: int, express: bool) -> None:
-        """A member has joined; express: it may be answered here."""
+    def lead(self, tenure: Tenure) -> None:
+        """From now on nobody is answered but in this leadership."""
+
+    def note_touches(self) -> None:
+        """
+        There are tiers: from now on only what lies in memory is read here, and take_touches tells of it.
+        """
+
+    def take_touches(self) -> list[tuple[bytes, int]]:
+        """
+        Digests read since the last call, each with the segment of its first byte.
+        """
+
+    def admit(self, client: int, connection: int, number: int, node: int, tenant: int, express: bool, own_prefix: bytes) -> None:
+        """
+        A member has joined. express: it may be answered here. own_prefix: not empty for who sees objects
+        of its tenant only; what goes before keys in what their digests are made of.
+        """
 
     def drop(self, client: int) -> None: ...
 

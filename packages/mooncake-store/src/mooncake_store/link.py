@@ -24,8 +24,10 @@ from mooncake_store.protocol import METHOD, Reply, Request
 from mooncake_store.protocol.express import (
     EXPRESS_FEATURE,
     EXPRESS_METHOD,
+    OtherWay,
     express_reply,
     express_request,
+    other_way,
 )
 from mooncake_transfer import Peer, TransferEngine
 from mooncake_transfer.errors import CallTimeout, EngineClosed, PeerUnreachable, RemoteError
@@ -34,8 +36,7 @@ from mooncake_transfer.errors import ConfigError as TransferConfigError
 __all__ = ["Link", "LocalLink", "RemoteLink", "not_answered", "open_remote"]
 
 
-# For how long nothing goes the express way after the master has sent something the other way: it may have
-# been for a moment, or for good.
+# For how long nothing goes the express way after the master has sent something the other way for a moment.
 OTHER_WAY_S = 0.02
 # What a master raises and its clients, too.
 KINDS = {
@@ -82,6 +83,8 @@ class RemoteLink:
         self._peer = peer
         self.express_connection = 0
         self._express_from_s = float("inf")  # when requests may go the express way (again)
+        self._never_express: set[type[Request]] = set()
+        self._skips_one = False  # the next request has been tried already
 
     def call(self, request: Request, timeout_s: float) -> Reply:
         """See :class:`Link`."""
@@ -92,6 +95,7 @@ class RemoteLink:
                 reply = protocol.decode_reply(payload)
                 if isinstance(reply, protocol.Mounted) and EXPRESS_FEATURE in reply.features:
                     self._express_from_s = 0.0
+                    self._never_express.clear()
                     self.express_connection = self._peer.connection
             return reply
         except (PeerUnreachable, CallTimeout, EngineClosed) as error:
@@ -106,8 +110,13 @@ class RemoteLink:
                 f"{self._where} gave an answer that cannot be read, is it of another version? {error}"
             ) from error
 
-    def goes_other_way(self) -> None:
-        """The master has sent something the other way; so ask it for a moment."""
+    def goes_other_way(self, answer: bytes) -> None:
+        """The master has sent the next request the other way, by an answer to compiled code."""
+        self._skips_one = True
+        if other_way(answer) is OtherWay.FOR_A_MOMENT:
+            self._rest()
+
+    def _rest(self) -> None:
         self._express_from_s = time.monotonic() + OTHER_WAY_S
 
     @property
@@ -118,12 +127,20 @@ class RemoteLink:
         """The answer; None when it has to be asked for the other way, and nothing was done."""
         if self._express_from_s and time.monotonic() < self._express_from_s:
             return None
-        asked = express_request(request)
+        if self._skips_one:
+            self._skips_one = False
+            return None
+        asked = None if type(request) in self._never_express else express_request(request)
         if asked is None:
             return None
-        reply = express_reply(request, self._peer.call(EXPRESS_METHOD, asked, timeout_s=timeout_s))
+        answer = self._peer.call(EXPRESS_METHOD, asked, timeout_s=timeout_s)
+        reply = express_reply(request, answer)
         if reply is None:
-            self.goes_other_way()
+            what = other_way(answer)
+            if what is OtherWay.FOR_GOOD:
+                self._never_express.add(type(request))
+            elif what is OtherWay.FOR_A_MOMENT:
+                self._rest()
         return reply
 
 

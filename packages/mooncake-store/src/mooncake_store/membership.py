@@ -193,7 +193,7 @@ class Membership:
             link = self._link
         asked = isinstance(link, RemoteLink) and link.express_connection == handed.connection
         if handed.stage == Stage.OTHER_WAY and isinstance(link, RemoteLink):
-            link.goes_other_way()
+            link.goes_other_way(handed.answer)
         if handed.stage == Stage.NOT_ASKED and handed.failure is not None:
             if not isinstance(handed.failure, (PeerUnreachable, CallTimeout, EngineClosed)):
                 raise handed.failure

@@ -1,12 +1,15 @@
-"""Somebody dies or hangs at a step of a put or get: the value is right or missing, and the store goes on."""
+"""Somebody dies or hangs at a step of a put or get: the value is right or missing, and the store goes on.
+
+Steps are those of compiled code or of Python, whichever takes a call that far.
+"""
 
 from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,12 @@ import pytest
 
 from mooncake_store import Store, StoreConfig, errors
 from mooncake_store.cluster import Coordination
+from mooncake_store.testing.steps import GET_STEPS, PUT_STEPS, Steps
+from mooncake_transfer import TransferEngine
 from mooncake_transfer.testing.stopping import stop_process, stopped_process
 
 LONG_S = 40.0
 NBYTES = 200_000
-PUT_STEPS = ("ask", "write", "conclude")
-GET_STEPS = ("ask", "read")
 # What a caller may get when somebody dies meanwhile; each says that a retry is safe.
 SAFE = (errors.MasterUnreachable, errors.PutFailed, errors.StoreFull, errors.KeyNotFound)
 
@@ -81,23 +84,12 @@ def cluster(url: str, world: Any, settings: StoreConfig, opened: Callable[..., C
     return Cluster(url, opened(url), world, settings)
 
 
-@contextmanager
-def before(store: Store, step: str, action: Callable[[], None]) -> Iterator[list[str]]:
-    """Do something before the first time that the store takes this step; what was done is in the list."""
-    owner: Any = store._mover if step in ("read", "write") else store._member
-    original, done = getattr(owner, step), []
-
-    def run(*arguments: Any, **options: Any) -> Any:
-        if not done:
-            done.append(step)
-            action()
-        return original(*arguments, **options)
-
-    setattr(owner, step, run)
-    try:
-        yield done
-    finally:
-        delattr(owner, step)
+def opened_to_be_seen(
+    world: Any, engine: TransferEngine, url: str, settings: StoreConfig
+) -> tuple[Steps, Store]:
+    steps = Steps()
+    with steps.watch(engine):
+        return steps, world.store(engine, url, config=settings)
 
 
 def attempt(call: Callable[[], Any]) -> Any:
@@ -137,7 +129,7 @@ def test_a_process_killed_at_any_step_of_a_put_or_get(
     content: Any,
     victim: str,
 ) -> None:
-    store = world.store(world.engine(), url, config=settings)
+    steps, store = opened_to_be_seen(world, world.engine(), url, settings)
     for number, step in enumerate((*PUT_STEPS, *GET_STEPS)):
         key, value = f"key-{number}", content(b"k%d" % number, 1, NBYTES)
         putting = number < len(PUT_STEPS)
@@ -145,7 +137,7 @@ def test_a_process_killed_at_any_step_of_a_put_or_get(
             epoch = store._member._epoch
             if not putting:
                 eventually(partial(stores, store, key, value), LONG_S)
-            with before(store, step, lambda: cluster.take(victim).kill()) as done:
+            with steps.before(store, step, lambda: cluster.take(victim).kill()) as done:
                 got = attempt(partial(store.put, key, value) if putting else partial(store.get, key))
             if done:
                 break
@@ -159,6 +151,7 @@ def test_a_process_killed_at_any_step_of_a_put_or_get(
         eventually(lambda key=key, value=value: is_right(store, key, value), LONG_S)
         cluster.refill()
         eventually(lambda key=key, value=value: stores(store, key, value), LONG_S)
+    assert steps.compiled, "compiled code took none of the steps"
 
 
 @pytest.mark.parametrize("victim", ["leader", "follower", "owner"])
@@ -171,7 +164,7 @@ def test_a_process_stopped_at_any_step_of_a_put_or_get_that_goes_on_later(
     content: Any,
     victim: str,
 ) -> None:
-    store = world.store(world.engine("tcp"), url, config=settings)
+    steps, store = opened_to_be_seen(world, world.engine("tcp"), url, settings)
     for number, step in enumerate((*PUT_STEPS, *GET_STEPS)):
         key, value = f"key-{number}", content(b"k%d" % number, 1, NBYTES)
         putting = number < len(PUT_STEPS)
@@ -182,7 +175,7 @@ def test_a_process_stopped_at_any_step_of_a_put_or_get_that_goes_on_later(
             def stop(stack: ExitStack = stack) -> None:
                 stack.enter_context(stopped_process(cluster.process(victim).pid))
 
-            with before(store, step, stop) as done:
+            with steps.before(store, step, stop) as done:
                 got = attempt(partial(store.put, key, value) if putting else partial(store.get, key))
             assert done == [step] or isinstance(got, SAFE)
             assert putting or got == value or isinstance(got, SAFE)
@@ -191,6 +184,7 @@ def test_a_process_stopped_at_any_step_of_a_put_or_get_that_goes_on_later(
         # It goes on now, and is late.
         eventually(partial(is_right, store, key, value), LONG_S)
         eventually(partial(stores, store, key, value), LONG_S)
+    assert steps.compiled, "compiled code took none of the steps"
 
 
 @pytest.mark.parametrize("ends", ["killed", "stopped"])
@@ -198,16 +192,16 @@ def test_a_client_killed_or_stopped_at_any_step_of_a_put_or_get(
     cluster: Cluster, url: str, world: Any, settings: StoreConfig, eventually: Any, content: Any, ends: str
 ) -> None:
     store = world.store(world.engine(), url, config=settings)
-    options = {"master": url, "config": msgspec.to_builtins(settings)}
-    child = None
+    options = {"master": url, "config": msgspec.to_builtins(settings), "watched": True}
+    child, compiled = None, 0
     for number, step in enumerate((*PUT_STEPS, *GET_STEPS)):
         key, putting = f"key-{number}", number < len(PUT_STEPS)
         if not putting:
             eventually(partial(stores, store, key, content(key.encode(), 1, NBYTES)), LONG_S)
         child = child or world.child(**options)
-        assert (
-            child.ask(do="wait_before", step=step, putting=putting, key=key, nbytes=NBYTES)["result"] == step
-        )
+        reached = child.ask(do="wait_before", step=step, putting=putting, key=key, nbytes=NBYTES)
+        assert reached["result"] == step
+        compiled += reached["compiled"]
         if ends == "killed":
             child.process.kill()
         else:
@@ -226,6 +220,7 @@ def test_a_client_killed_or_stopped_at_any_step_of_a_put_or_get(
             late = child.answer()["result"]
             assert late in ("put", "refused", "missed", 1, 2), f"a client stopped before {step} got {late}"
         eventually(partial(has_one_of, store, key, content), LONG_S)
+    assert compiled, "compiled code took none of the steps"
 
 
 def reservation_is_over(store: Store) -> bool:

@@ -108,6 +108,11 @@ class Gate:
         elif hasattr(request, "digests"):
             request.digests = own(request.digests, tenant)
 
+    def confines(self, client: int) -> bool:
+        """Whether this client may see objects of its own tenant only."""
+        _, _, admission = self._members.get(client, (0, "", Admission()))
+        return not admission.trusted
+
     def forget(self, caller: Caller) -> None:
         """A connection has ended."""
         self._tokens.pop(caller.connection, None)

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 
+from mooncake_store._core import Tenure
 from mooncake_store._errors import CoordinationUnavailable
 from mooncake_store.cluster.contract import MAX_EPOCH, Coordination, Term, lease_clock_s
 
@@ -24,6 +25,9 @@ class Candidate:
 
     ``on_elected(epoch)`` and ``on_deposed(why)`` are called in turns, on one thread. A term may be over
     before ``on_deposed`` is called, so whoever answers in its name asks :meth:`in_office` at the last moment.
+
+    Attributes:
+        tenure: of the term; while one is to be left or was lost, it is not held.
     """
 
     def __init__(
@@ -40,7 +44,9 @@ class Candidate:
         self._on_elected = on_elected
         self._on_deposed = on_deposed
         self._stop = threading.Event()
+        self._terms = threading.Lock()  # held where the term changes
         self._term: Term | None = None
+        self.tenure = Tenure()
         self._floor = 0
         self._trouble = ""
         self._thread = threading.Thread(target=self._run, name="mooncake-store-candidate", daemon=True)
@@ -62,9 +68,9 @@ class Candidate:
         if seen >= MAX_EPOCH:
             return  # no coordination gives such; whoever says so is to be ignored
         self._floor = max(self._floor, seen)
-        term = self._term
-        if term is not None and term.leader.epoch < seen:
-            self._term = None
+        with self._terms:
+            if self._term is not None and self._term.leader.epoch < seen:
+                self._take(None)
 
     def stop(self) -> None:
         """Resign, so that others need not wait, and end the thread. Safe to call twice."""
@@ -80,17 +86,25 @@ class Candidate:
                 self._stop.wait(min(self._ttl_s / 4, LONGEST_LOOK_S) * random.uniform(0.5, 1))
                 continue
             self._floor = max(self._floor, term.leader.epoch)
-            self._term = term
+            with self._terms:
+                self.tenure = Tenure()  # whoever has that of an earlier term is out
+                self._take(term)
             log.info("elected cluster=%s epoch=%d", self._coordination.where, term.leader.epoch)
             self._on_elected(term.leader.epoch)
             why = self._hold()
-            last, self._term = self._term, None
+            with self._terms:
+                last = self._term
+                self._take(None)
             log.warning(
                 "deposed cluster=%s epoch=%d why=%r", self._coordination.where, term.leader.epoch, why
             )
             # First no more answers, then somebody else may be elected.
             self._on_deposed(why)
             self._resign(last or term)
+
+    def _take(self, term: Term | None) -> None:
+        self._term = term
+        self.tenure.last(0.0 if term is None else term.until_s)
 
     def _stand(self) -> Term | None:
         try:
@@ -129,8 +143,9 @@ class Candidate:
             self._note(str(error))
             return self._ttl_s / KEEPS_PER_TTL / 4
         self._note("")
-        if self._term is term:  # else told to step down meanwhile
-            self._term = kept
+        with self._terms:
+            if self._term is term:  # else told to step down meanwhile
+                self._take(kept)
         return self._ttl_s / KEEPS_PER_TTL
 
     def _resign(self, term: Term) -> None:

@@ -121,6 +121,7 @@ class _Office:
 
     def __init__(self, candidate: Candidate, epoch: int) -> None:
         self.epoch = epoch
+        self.tenure = candidate.tenure
         self._candidate = candidate
 
     def held(self) -> bool:

@@ -80,6 +80,8 @@ class MasterContext:
         reservations: of writers.
         desk: answers what is usual without the interpreter; whatever it touches is the same as here.
         fences: what late writers may still write to.
+        confined: whether a client may see objects of its own tenant only, for the desk; what goes the other
+            way has passed the gate.
         groups: what handles requests, by topic.
         to_ring: members to be told that something waits for them.
         broken_leases: those given before an owner went under which something lay in its segment. If it comes
@@ -102,6 +104,7 @@ class MasterContext:
         self.desk = Desk(self.map, self.leases, self.reservations, epoch, MOST_RECORD_BYTES)
         self.fences = Fences(self.map, config.reservation_ttl_s)
         self.descriptors: dict[int, bytes] = {}
+        self.confined: Callable[[int], bool] = lambda _: False
         self.groups: list[Group] = []
         self.to_ring: list[Member] = []
         self.broken_leases: set[int] = set()

@@ -6,8 +6,9 @@ import logging
 import secrets
 
 from mooncake_store import protocol
+from mooncake_store.keys import object_prefix
 from mooncake_store.master.context import Group, Handler
-from mooncake_store.master.members import Member
+from mooncake_store.master.members import LOCAL, Member
 from mooncake_store.protocol import Reply, Request
 from mooncake_store.protocol.versions import FEATURES, MINORS, agree
 
@@ -54,8 +55,16 @@ class Joining(Group):
             member.segment = request.segment
         limits = config.tenants.get(request.tenant)
         unlimited = limits is None or limits.keys_per_s is None
+        # Who asks from the master's own process has no connection, and is not asked who it is.
+        confined = connection != LOCAL and context.confined(member.client)
         context.desk.admit(
-            member.client, connection, member.number, member.node, member.tenant, express=unlimited
+            member.client,
+            connection,
+            member.number,
+            member.node,
+            member.tenant,
+            express=unlimited,
+            own_prefix=object_prefix(request.tenant) if confined else b"",
         )
         for group in context.groups:
             group.on_join(request, member, now_s)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Member", "Members"]
+__all__ = ["LOCAL", "Member", "Members"]
+
+LOCAL = 0  # the connection of clients in the master's process
 
 
 @dataclass(slots=True)

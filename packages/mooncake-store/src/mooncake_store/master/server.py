@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Protocol
 
 from mooncake_store import protocol
-from mooncake_store._core import DeskLock, DeskPort
+from mooncake_store._core import DeskLock, DeskPort, Tenure
 from mooncake_store._errors import ConfigError, MasterNotLeading, MasterUnreachable
 from mooncake_store.access import Gate, load_rules
 from mooncake_store.config import StoreConfig
-from mooncake_store.master.members import Member
+from mooncake_store.master.members import LOCAL, Member
 from mooncake_store.master.state import MasterState
 from mooncake_store.protocol import METHOD, Reply, Request, StoreReport, StoreStats, notice_method
 from mooncake_store.protocol.express import EXPRESS_METHOD
@@ -26,7 +26,6 @@ from mooncake_transfer.errors import TransferError
 
 __all__ = ["Master", "Office", "master_of", "stand_by"]
 
-LOCAL = 0  # the connection of clients in this process
 TICK_S = 1.0
 # A version has 48 bits, an epoch 20.
 EPOCH_SHIFT = 28
@@ -41,6 +40,10 @@ class Office(Protocol):
     @property
     def epoch(self) -> int:
         """Greater than that of every leadership before it."""
+
+    @property
+    def tenure(self) -> Tenure:
+        """Held as long as nobody else can lead, for compiled code."""
 
     def held(self) -> bool:
         """Whether nobody else can lead yet."""
@@ -77,8 +80,10 @@ class Master:
         first_version = 1 if office is None else office.epoch << EPOCH_SHIFT
         self._state = MasterState(self.epoch, config, first_version)
         self._gate = _gate_of(engine, config)
-        if self._gate is not None or office is not None:
-            self._state.context.desk.close()  # which knows no rules, and no end of a leadership
+        if self._gate is not None:
+            self._state.context.confined = self._gate.confines
+        if office is not None:
+            self._state.context.desk.lead(office.tenure)
         self._lock = lock_of(self._state)  # guards all below, and the state
         self._closed = False
         self._bells: dict[int, Callable[[], None]] = {}

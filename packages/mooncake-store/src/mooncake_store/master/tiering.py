@@ -124,11 +124,17 @@ class Tiering(Group):
         """See Group."""
         for reservation in [id for id, placed in self._placed.items() if placed.deadline_s < now_s]:
             del self._placed[reservation]
+        self._admit_touched(now_s)
+
+    def _admit_touched(self, now_s: float) -> None:
+        """What was read without this group's knowledge was touched, too."""
+        for digest, segment in self.context.desk.take_touches():
+            self._admit(digest, segment, 2, now_s)
 
     # ---- what owners ask
 
     def _mount(self, request: tiers.MountTiers, member: Member, now_s: float) -> Reply:
-        self.context.desk.close()  # it knows nothing of what is put around the handlers of Objects here
+        self.context.desk.note_touches()  # it knows nothing of what is around the handlers of Objects here
         self._unmount(member.client)
         if not self._tiers:
             # Reservations of before are not known here, and could make what is written now out of date.
@@ -181,6 +187,7 @@ class Tiering(Group):
         owner = self._owners.get(member.client)
         if owner is None:
             return tiers.Offloads(mounted=False, digests=b"", keys=[], versions=b"", drop=[])
+        self._admit_touched(now_s)
         drop = []
         for number in owner.tiers:
             tier = self._tiers[number]

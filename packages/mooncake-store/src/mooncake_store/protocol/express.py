@@ -6,6 +6,7 @@ request goes the other way, as every other one (see codec).
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +27,25 @@ from mooncake_store.protocol.objects import (
     Reserved,
 )
 
-__all__ = ["EXPRESS_FEATURE", "EXPRESS_METHOD", "express_reply", "express_request"]
+__all__ = ["EXPRESS_FEATURE", "EXPRESS_METHOD", "OtherWay", "express_reply", "express_request", "other_way"]
 
 EXPRESS_METHOD = f"{METHOD}.express"
 EXPRESS_FEATURE = "express"
 PLAIN = PutPolicy()  # says what no policy says
 LOCATE, RELEASE, EXIST, RESERVE, COMMIT = range(1, 6)
+
+
+class OtherWay(enum.IntEnum):
+    """What goes the other way, as a master says that did nothing; the flags of kOtherWay in express.hpp."""
+
+    FOR_A_MOMENT = 0
+    THIS_ONE = 1
+    FOR_GOOD = 2
+
+
+def other_way(answer: bytes) -> OtherWay:
+    """What an answer says for which :func:`express_reply` gives None."""
+    return OtherWay(answer[1]) if len(answer) > 1 and answer[1] in set(OtherWay) else OtherWay.FOR_A_MOMENT
 
 
 def express_request(request: Request) -> bytes | None:
