@@ -42,8 +42,10 @@ int wait(Window& window, size_t word, uint64_t least, int64_t deadline_ns, int p
 }  // namespace
 
 void bind_window(nb::module_& m) {
-  nb::class_<Window>(m, "Window",
-                     "Memory of one rank that all ranks of a host see; only its owner writes it.")
+  nb::class_<Window>(
+      m, "Window",
+      "Memory of one rank that all ranks of a host see. Its owner alone writes it; but others may end\n"
+      "words, which then keep their value.")
       .def_static(
           "create", [](size_t bytes) { return made([&] { return Window::create(bytes); }); }, "bytes"_a,
           "A new one; its pages take memory once they are written. Raises OSError.")
@@ -61,10 +63,16 @@ void bind_window(nb::module_& m) {
            "A part of it, by DLPack; keeps the window. Raises ValueError.")
       .def("load", &Window::load, "word"_a, "A word, with all that its writer wrote before.")
       .def("store", &Window::store, "word"_a, "value"_a, "Set a word of ours and wake who waits for it.")
-      .def("wait", &wait, "word"_a, "least"_a, "deadline_ns"_a, "pidfd"_a,
-           "Wait until a word is `least` or more: 0; 1 when the deadline passed (ns of time.monotonic); 2 "
-           "when\n"
-           "the process of `pidfd` has ended before.");
+      .def("post", &Window::post, "word"_a, "value"_a,
+           "The same; False, and nothing changes, when it has ended.")
+      .def("end", &Window::end, "word"_a, "least"_a,
+           "End a peer's word that is less than `least`; False when it has reached that.")
+      .def("ended", &Window::ended, "word"_a, "Whether another rank has ended the word.")
+      .def(
+          "wait", &wait, "word"_a, "least"_a, "deadline_ns"_a, "pidfd"_a,
+          "Wait until a word is `least` or more: 0; else 1 when the deadline passed (ns of time.monotonic),\n"
+          "2 when the process of `pidfd` has died, 3 when the word has ended.");
+  m.def("has_died", &has_died, "pidfd"_a, "Whether the process of a pidfd has ended.");
 }
 
 }  // namespace mooncake::ep

@@ -14,7 +14,7 @@ import torch
 
 from mooncake_ep import _core
 
-REACHED, TIMED_OUT, DIED = range(3)
+REACHED, TIMED_OUT, DIED, ENDED = range(4)
 SOON_NS = 120 * 10**9
 
 
@@ -68,3 +68,31 @@ def test_what_is_not_there_is_refused() -> None:
         window.memory(1 << 16, 1)
     with pytest.raises(FileNotFoundError):
         _core.Window.open("/proc/self/fd/99999", 1 << 16)
+
+
+def test_a_word_that_has_ended_keeps_its_value_and_takes_no_other() -> None:
+    window = _core.Window.create(1 << 16)
+    window.store(2, 5)
+    assert not window.end(2, 5), "5 was reached"
+    assert not window.ended(2)
+    assert window.end(2, 6)
+    assert window.ended(2)
+    assert not window.post(2, 6)
+    assert window.load(2) == 5
+    forever = time.monotonic_ns() + SOON_NS
+    assert window.wait(2, 5, forever, -1) == REACHED
+    assert window.wait(2, 6, forever, -1) == ENDED
+    window.store(2, 7)
+    assert window.post(2, 8)
+    assert window.wait(2, 8, forever, -1) == REACHED
+
+
+def test_who_waits_for_a_word_wakes_when_it_ends() -> None:
+    ours = _core.Window.create(1 << 16)
+    theirs = _core.Window.open(f"/proc/{os.getpid()}/fd/{ours.fd}", 1 << 16)
+    seen: list[int] = []
+    waiter = threading.Thread(target=lambda: seen.append(ours.wait(2, 1, time.monotonic_ns() + SOON_NS, -1)))
+    waiter.start()
+    assert theirs.end(2, 1)
+    waiter.join(120)
+    assert seen == [ENDED]

@@ -40,11 +40,6 @@ void pause_briefly() {
 #endif
 }
 
-bool has_died(int pidfd) {
-  pollfd asked{pidfd, POLLIN, 0};
-  return pidfd >= 0 && poll(&asked, 1, 0) == 1;
-}
-
 // Futexes are of 32 bits: the low half of a word, which changes whenever the word does.
 void* low_half(std::atomic<uint64_t>& word) {
   static_assert(std::endian::native == std::endian::little);
@@ -52,6 +47,11 @@ void* low_half(std::atomic<uint64_t>& word) {
 }
 
 }  // namespace
+
+bool has_died(int pidfd) {
+  pollfd asked{pidfd, POLLIN, 0};
+  return pidfd >= 0 && poll(&asked, 1, 0) == 1;
+}
 
 Window Window::map(int fd, size_t bytes) {
   void* found = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
@@ -92,7 +92,30 @@ Window::~Window() {
 }
 
 void Window::store(size_t word, uint64_t value) {
-  at(word).store(value, std::memory_order_seq_cst);
+  at(word).store(value << 1, std::memory_order_seq_cst);
+  wake(word);
+}
+
+bool Window::post(size_t word, uint64_t value) {
+  uint64_t seen = at(word).load(std::memory_order_acquire);
+  do {
+    if (seen & kEnded) return false;
+  } while (!at(word).compare_exchange_weak(seen, value << 1, std::memory_order_seq_cst));
+  wake(word);
+  return true;
+}
+
+bool Window::end(size_t word, uint64_t least) {
+  uint64_t seen = at(word).load(std::memory_order_acquire);
+  do {
+    if (seen >> 1 >= least) return false;
+    if (seen & kEnded) return true;
+  } while (!at(word).compare_exchange_weak(seen, seen | kEnded, std::memory_order_seq_cst));
+  wake(word);
+  return true;
+}
+
+void Window::wake(size_t word) {
   // A sleeper counts itself before it looks at the word for the last time, so one of the two sees the other.
   if (at(kSleepersWord).load(std::memory_order_seq_cst) == 0) return;
   syscall(SYS_futex, low_half(at(word)), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
@@ -122,8 +145,9 @@ Waited Window::wait(size_t word, uint64_t least, int64_t deadline_ns, int pidfd)
   for (;;) {
     // The order matters: what a writer did before it died is done.
     bool died = has_died(pidfd);
-    uint64_t seen = load(word);
-    if (seen >= least) return Waited::kReached;
+    uint64_t seen = at(word).load(std::memory_order_acquire);
+    if (seen >> 1 >= least) return Waited::kReached;
+    if (seen & kEnded) return Waited::kEnded;
     if (died) return Waited::kDied;
     int64_t left = deadline_ns - now_ns();
     if (left <= 0) return Waited::kTimedOut;

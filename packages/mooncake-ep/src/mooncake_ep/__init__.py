@@ -8,7 +8,16 @@ those that live.
 from __future__ import annotations
 
 from mooncake_ep import eplb, fp8
-from mooncake_ep._errors import EpError, PeerError, PlacementError, RoutingError, ShapeError
+from mooncake_ep._errors import (
+    EpError,
+    ExpertLost,
+    PeerError,
+    PlacementError,
+    RepairError,
+    RepairTimeout,
+    RoutingError,
+    ShapeError,
+)
 from mooncake_ep.buffer import Buffer
 from mooncake_ep.elastic import ElasticBuffer, EPHandle
 from mooncake_ep.layout import DispatchLayout, ExpertOwners, get_dispatch_layout
@@ -20,9 +29,12 @@ __all__ = [
     "EPHandle",
     "ElasticBuffer",
     "EpError",
+    "ExpertLost",
     "ExpertOwners",
     "PeerError",
     "PlacementError",
+    "RepairError",
+    "RepairTimeout",
     "RouteTable",
     "RoutingError",
     "ShapeError",

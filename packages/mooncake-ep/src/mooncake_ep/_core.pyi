@@ -73,7 +73,8 @@ def find_ranks(topk: int, tokens: int, choices: int, rank_of: int, base: int, ra
 
 class Window:
     """
-    Memory of one rank that all ranks of a host see; only its owner writes it.
+    Memory of one rank that all ranks of a host see. Its owner alone writes it; but others may end
+    words, which then keep their value.
     """
 
     @staticmethod
@@ -103,11 +104,25 @@ class Window:
     def store(self, word: int, value: int) -> None:
         """Set a word of ours and wake who waits for it."""
 
+    def post(self, word: int, value: int) -> bool:
+        """The same; False, and nothing changes, when it has ended."""
+
+    def end(self, word: int, least: int) -> bool:
+        """
+        End a peer's word that is less than `least`; False when it has reached that.
+        """
+
+    def ended(self, word: int) -> bool:
+        """Whether another rank has ended the word."""
+
     def wait(self, word: int, least: int, deadline_ns: int, pidfd: int) -> int:
         """
-        Wait until a word is `least` or more: 0; 1 when the deadline passed (ns of time.monotonic); 2 when
-        the process of `pidfd` has ended before.
+        Wait until a word is `least` or more: 0; else 1 when the deadline passed (ns of time.monotonic),
+        2 when the process of `pidfd` has died, 3 when the word has ended.
         """
+
+def has_died(pidfd: int) -> bool:
+    """Whether the process of a pidfd has ended."""
 
 class GroupResult:
     """How an operation of a process group ended, unless with every member."""

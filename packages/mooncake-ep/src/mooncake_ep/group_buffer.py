@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 
 import torch
@@ -12,7 +13,7 @@ from mooncake_ep.exchange.channel import COMBINE, DISPATCH, Channel
 from mooncake_ep.exchange.peers import Peers
 from mooncake_ep.layout import ExpertOwners
 
-__all__ = ["DEFAULT_TIMEOUT_US", "GroupBuffer"]
+__all__ = ["DEFAULT_TIMEOUT_US", "GroupBuffer", "share"]
 
 DEFAULT_TIMEOUT_US = 100_000_000  # DeepEP's
 
@@ -31,15 +32,14 @@ class GroupBuffer:
         self._combines = Channel(self._peers, COMBINE)
 
     def _share(self, mine: object) -> Sequence[object]:
-        told: list[object] = [None] * self.group_size
-        dist.all_gather_object(told, mine, group=self.group)
-        return told
+        return share(self.group, self.group_size, mine)
 
     def update_ep_member(self) -> None:
         """Meet the ranks of the group anew: those that came back or are new, and those that were given up.
 
         All ranks of the group call it together, a new one by making its buffer. Handles from before are void.
-        Where the group has grown, experts are spread anew over all ranks, unless `set_owners` says how.
+        Ranks that a group of `mooncake_ep.pg` goes on without stay given up. Where the group has grown,
+        experts are spread anew over all ranks, unless `set_owners` says how.
         """
         self.group_size = dist.get_world_size(self.group)
         self._even.clear()
@@ -89,3 +89,22 @@ class GroupBuffer:
     def _tell_active(self, active_ranks: torch.Tensor | None) -> None:
         if active_ranks is not None:
             active_ranks.copy_(self._active())
+
+
+def share(group: dist.ProcessGroup, size: int, mine: object) -> list[object]:
+    """Give every rank what each has, in order of rank; None for ranks that a group goes on without."""
+    told: list[object] = [None] * size
+    if getattr(group, "members", None) is None:
+        dist.all_gather_object(told, mine, group=group)
+        return told
+    # all_gather_object cannot read what it gets for ranks that are out: zeros.
+    packed = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(sizes, torch.tensor([len(packed)]), group=group)
+    lengths = [int(one) for one in sizes]
+    rows = [torch.zeros(max(lengths), dtype=torch.uint8) for _ in range(size)]
+    dist.all_gather(rows, torch.nn.functional.pad(packed, (0, max(lengths) - len(packed))), group=group)
+    for rank, (length, row) in enumerate(zip(lengths, rows, strict=True)):
+        if length and bool(row[:length].any()):  # it may have died between the two
+            told[rank] = pickle.loads(row[:length].numpy().tobytes())
+    return told

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import time
 
-from mooncake_ep.exchange.peers import HEAD_BYTES, META_BYTES, MOST_RANKS, REGION_BYTES, Peers
+from mooncake_ep.exchange.peers import HEAD_BYTES, META_BYTES, MOST_RANKS, POSTED_WORDS, REGION_BYTES, Peers
 
 __all__ = ["COMBINE", "DISPATCH", "Channel"]
 
 DISPATCH, COMBINE = 0, 1
-POSTED, WRITING = 2, 3  # words of the first channel; the second has the two that follow
+# WRITING of the first channel; the second has the one after the next, behind its POSTED word.
+WRITING = 3
 FIRST_READ = 16
 HEADER_BYTES = 128
 
@@ -25,7 +26,7 @@ class Channel:
     def __init__(self, peers: Peers, kind: int) -> None:
         self.peers = peers
         self._kind = kind
-        self._posted, self._writing = POSTED + 2 * kind, WRITING + 2 * kind
+        self._posted, self._writing = POSTED_WORDS[kind], WRITING + 2 * kind
         self._read = FIRST_READ + kind * MOST_RANKS
         self.restart()
 
@@ -50,22 +51,33 @@ class Channel:
         return self.region(number) + HEADER_BYTES
 
     def claim(self, deadline_ns: int) -> int:
-        """Make sure that the next round's region can be written, and return its number."""
+        """Make sure that the next round's region can be written, and return its number.
+
+        Raises PeerError when the others have given this rank up.
+        """
         number = self.round + 1
         if self._claimed == number:
             return number
+        self.peers.require_membership()
+        read = self._read + self.peers.rank
         for rank in range(self.peers.size):
-            if rank != self.peers.rank:
-                self.peers.wait(rank, self._read + self.peers.rank, number - 2, deadline_ns)
+            if rank == self.peers.rank or not self.peers.alive[rank]:
+                continue
+            if not self.peers.wait(rank, read, number - 2, deadline_ns):
+                self.peers.give_up(rank)  # and what it has posted before is read all the same
         self.peers.window.store(self._writing, number)
         self._claimed = number
         return number
 
     def post(self) -> int:
-        """Show what was written since the claim to all ranks; returns the number of the round."""
+        """Show what was written since the claim to all ranks; returns the number of the round.
+
+        Raises PeerError when the others have given this rank up.
+        """
         self.round += 1
         self.peers.rounds = max(self.peers.rounds, self.round)
-        self.peers.window.store(self._posted, self.round)
+        if not self.peers.window.post(self._posted, self.round):
+            self.peers.refuse()
         return self.round
 
     def wait(self, rank: int, number: int, deadline_ns: int, waits_us: list[int] | None = None) -> bool:
@@ -74,7 +86,7 @@ class Channel:
         `waits_us` [ranks] is increased by how long that took.
         """
         began = time.monotonic_ns()
-        came = self.peers.wait(rank, self._posted, number, deadline_ns)
+        came = self.peers.expect(rank, self._posted, number, deadline_ns)
         if waits_us is not None:
             waits_us[rank] += (time.monotonic_ns() - began) // 1000
         return came
@@ -84,12 +96,16 @@ class Channel:
 
         It is not when this rank was so late that the writer gave it up and went on.
         """
-        if self.peers.windows[rank].load(self._writing) <= number + 1:
+        if self.peers.window_of(rank).load(self._writing) <= number + 1:
             return True
         self.peers.alive[rank] = False
         return False
 
     def finish_all(self, number: int) -> None:
-        """Tell all ranks that this one will not read a round any more, whether it has read theirs or not."""
+        """Tell all ranks that this one will not read a round any more, whether it has read theirs or not.
+
+        Raises PeerError when the others have given this rank up, so that what it read may be wrong.
+        """
         for rank in range(self.peers.size):
             self.peers.window.store(self._read + rank, number)
+        self.peers.require_membership()
