@@ -24,7 +24,8 @@ Status open_cuda(Library& all) {
   if (status.ok()) status = cuda.require("cuDeviceGet", &all.cuDeviceGet);
   if (status.ok()) status = cuda.require("cuDevicePrimaryCtxRetain", &all.cuDevicePrimaryCtxRetain);
   if (status.ok()) status = cuda.require("cuDevicePrimaryCtxRelease_v2", &all.cuDevicePrimaryCtxRelease);
-  if (status.ok()) status = cuda.require("cuCtxSetCurrent", &all.cuCtxSetCurrent);
+  if (status.ok()) status = cuda.require("cuCtxPushCurrent_v2", &all.cuCtxPushCurrent);
+  if (status.ok()) status = cuda.require("cuCtxPopCurrent_v2", &all.cuCtxPopCurrent);
   if (!status.ok()) return status;
   int devices = 0, error = all.cuInit(0);
   if (error == 0) error = all.cuDeviceGetCount(&devices);
@@ -47,7 +48,9 @@ Status open_cufile(Library& all) {
   file.find("cuFileBatchIOSetUp", &all.cuFileBatchIOSetUp);
   file.find("cuFileBatchIOSubmit", &all.cuFileBatchIOSubmit);
   file.find("cuFileBatchIOGetStatus", &all.cuFileBatchIOGetStatus);
-  if (all.cuFileBatchIOSetUp && all.cuFileBatchIOSubmit && all.cuFileBatchIOGetStatus)
+  file.find("cuFileBatchIOCancel", &all.cuFileBatchIOCancel);
+  if (all.cuFileBatchIOSetUp && all.cuFileBatchIOSubmit && all.cuFileBatchIOGetStatus &&
+      all.cuFileBatchIOCancel)
     file.find("cuFileBatchIODestroy", &all.cuFileBatchIODestroy);
   Error error = all.cuFileDriverOpen();
   if (error.code == kSuccess || error.code == kDriverAlreadyOpen) return {};

@@ -52,9 +52,9 @@ struct Event {  // CUfileIOEvents_t
   size_t result;  // bytes, or an error as above
 };
 static_assert(sizeof(Event) == 24);
-constexpr int32_t kComplete = 0x10;
+constexpr int32_t kCancelled = 0x08, kComplete = 0x10;
 constexpr int32_t kOver =
-    0x04 | 0x08 | kComplete | 0x20 | 0x40;  // invalid, cancelled, done, timed out, failed
+    0x04 | kCancelled | kComplete | 0x20 | 0x40;  // invalid, cancelled, done, timed out, failed
 
 struct Library {
   int (*cuInit)(unsigned) = nullptr;
@@ -62,7 +62,8 @@ struct Library {
   int (*cuDeviceGet)(int*, int) = nullptr;
   int (*cuDevicePrimaryCtxRetain)(void**, int) = nullptr;
   int (*cuDevicePrimaryCtxRelease)(int) = nullptr;
-  int (*cuCtxSetCurrent)(void*) = nullptr;
+  int (*cuCtxPushCurrent)(void*) = nullptr;
+  int (*cuCtxPopCurrent)(void**) = nullptr;
 
   Error (*cuFileDriverOpen)() = nullptr;
   Error (*cuFileHandleRegister)(void**, Description*) = nullptr;
@@ -76,12 +77,31 @@ struct Library {
   Error (*cuFileBatchIOSetUp)(void**, unsigned) = nullptr;
   Error (*cuFileBatchIOSubmit)(void*, unsigned, Request*, unsigned) = nullptr;
   Error (*cuFileBatchIOGetStatus)(void*, unsigned, unsigned*, Event*, timespec*) = nullptr;
+  Error (*cuFileBatchIOCancel)(void*) = nullptr;
   void (*cuFileBatchIODestroy)(void*) = nullptr;
   bool batches() const { return cuFileBatchIODestroy != nullptr; }
 
   // Loads both libraries and opens cuFile, once in a process, and for good: others in it may use cuFile too.
   // MC_UNSUPPORTED says what is missing.
   static Status load(const Library*& library);
+};
+
+// Has a context be the thread's own while this lives: the thread may be one of the application, with another.
+class InContext {
+ public:
+  InContext(const Library& library, void* context)
+      : library_(library), error_(library.cuCtxPushCurrent(context)) {}
+  InContext(const InContext&) = delete;
+  InContext& operator=(const InContext&) = delete;
+  ~InContext() {
+    void* popped = nullptr;
+    if (error_ == 0) library_.cuCtxPopCurrent(&popped);
+  }
+  int error() const { return error_; }  // of CUDA; 0: none
+
+ private:
+  const Library& library_;
+  const int error_;
 };
 
 // "cuFileHandleRegister: cuFile error 5008 (CUDA 0)"

@@ -179,15 +179,24 @@ Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered)
   if (region->on_gpu) {
     if (Status status = io_->prepare(*region, memory.device); !status.ok()) return status;
   }
-  if (Status status = owner_->add(region); !status.ok()) {
-    if (region->on_gpu) io_->forget(*region);
-    return status;
-  }
+  Status status = publish(region, memory.key, registered);
+  if (status.ok()) return {};
+  if (region->on_gpu) io_->forget(*region);
+  if (region->device) region->device->close();
+  return status;
+}
+
+// Where peers of this process and of others find it: everywhere, or nowhere.
+Status Endpoint::publish(const std::shared_ptr<Region>& region, const uint8_t* key, mc_handle* registered) {
+  if (Status status = owner_->add(region); !status.ok()) return status;
+  Status status;
   if (region->device) {
-    region->lent = std::make_shared<Lent>(region, memory.key);
-    if (Status status = grantor_->add(region->lent); !status.ok()) return status;
+    region->lent = std::make_shared<Lent>(region, key);
+    status = grantor_->add(region->lent);
   }
-  return regions_.add(region, registered);
+  if (status.ok()) status = regions_.add(region, registered);
+  if (!status.ok()) owner_->remove(region->id);
+  return status;
 }
 
 Status Endpoint::open_device(const mc_memory& memory, std::shared_ptr<Device>& device) const {

@@ -72,6 +72,7 @@ class Endpoint {
  private:
   Status start();
   Status start_peers();
+  Status publish(const std::shared_ptr<Region>& region, const uint8_t* key, mc_handle* registered);
   Status open_device(const mc_memory& memory, std::shared_ptr<Device>& device) const;
   Status prepare(const mc_op& op, Job*& job);
   Status enter(const mc_op& op, RemoteRegion& remote, std::shared_ptr<Region>& region,

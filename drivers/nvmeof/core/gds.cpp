@@ -10,7 +10,15 @@ namespace mooncake::nvmeof {
 namespace {
 
 constexpr size_t kBatch = 32;        // cuFile takes 128 unless cufile.json says less
-constexpr uint64_t kGpuPage = 4096;  // what cuFile moves without buffers of its own
+constexpr double kBatchLimitS = 60;  // beyond what a kernel gives a drive that does not answer
+constexpr double kCancelLimitS = 10;
+constexpr long kLookNs = 100'000'000;  // how soon a batch is found to be unwanted
+constexpr uint64_t kGpuPage = 4096;    // what cuFile moves without buffers of its own
+
+bool nobody_wants(const std::vector<Piece*>& pieces) {
+  auto stopped = [](const Piece* piece) { return piece->job->stopped.load(); };
+  return !pieces.empty() && std::all_of(pieces.begin(), pieces.end(), stopped);
+}
 
 }  // namespace
 
@@ -20,13 +28,15 @@ struct Gds::Batch {
     if (library.batches() && library.cuFileBatchIOSetUp(&handle, kBatch).code != cufile::kSuccess)
       handle = nullptr;
   }
-  ~Batch() { end(); }
-  void end() {
-    if (handle != nullptr) library.cuFileBatchIODestroy(handle);
-    handle = nullptr;
+  ~Batch() {
+    if (handle == nullptr) return;
+    if (!waiting.empty()) library.cuFileBatchIOCancel(handle);
+    library.cuFileBatchIODestroy(handle);
   }
   const cufile::Library& library;
   void* handle = nullptr;
+  bool cancelled = false;       // then it is not used again
+  std::vector<Piece*> waiting;  // that it was given and has not told of
 };
 
 Status Gds::open(uint32_t workers, bool durable, Finished finished, std::unique_ptr<Gds>& gds) {
@@ -45,15 +55,18 @@ Status Gds::add_memory(Region& region, int device) {
   if (error != 0)
     return failed(MC_UNSUPPORTED, "GPU " + std::to_string(device) + " cannot be used (CUDA error " +
                                       std::to_string(error) + ")");
-  library_.cuCtxSetCurrent(region.gpu.context);
-  region.gpu.pinned = library_.cuFileBufRegister(region.memory, region.length, 0).code == cufile::kSuccess;
+  cufile::InContext in(library_, region.gpu.context);
+  region.gpu.pinned =
+      in.error() == 0 && library_.cuFileBufRegister(region.memory, region.length, 0).code == cufile::kSuccess;
   return {};
 }
 
 void Gds::remove_memory(Region& region) {
   if (region.gpu.context == nullptr) return;
-  library_.cuCtxSetCurrent(region.gpu.context);
-  if (std::exchange(region.gpu.pinned, false)) library_.cuFileBufDeregister(region.memory);
+  {
+    cufile::InContext in(library_, region.gpu.context);
+    if (std::exchange(region.gpu.pinned, false)) library_.cuFileBufDeregister(region.memory);
+  }
   library_.cuDevicePrimaryCtxRelease(region.gpu.device);
   region.gpu.context = nullptr;
 }
@@ -95,57 +108,36 @@ void Gds::forget(const Device& device) {
 
 // ---------------------------------------------------------------------------------------------- threads
 
-void Gds::add(Piece& piece) {
-  {
-    std::lock_guard lock(mutex_);
-    queue_.push_back(&piece);
-    if (queue_.size() > idle_ && threads_.size() < workers_) threads_.emplace_back([this] { work(); });
-  }
-  woken_.notify_one();
-}
-
-void Gds::stop() {
-  std::vector<std::thread> threads;
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
-    threads.swap(threads_);
-  }
-  woken_.notify_all();
-  for (std::thread& thread : threads) thread.join();
-}
-
 // Aligned pieces are carried out together as long as they are of one GPU.
 std::vector<Piece*> Gds::take() {
   std::vector<Piece*> taken;
-  std::unique_lock lock(mutex_);
-  ++idle_;
-  woken_.wait(lock, [&] { return !queue_.empty() || stopping_; });
-  --idle_;
-  while (!queue_.empty() && taken.size() < kBatch) {
-    Piece* next = queue_.front();
-    bool fits = taken.empty() || (may_batch(*next) && may_batch(*taken[0]) &&
-                                  next->job->local->gpu.context == taken[0]->job->local->gpu.context);
-    if (!fits) break;
-    taken.push_back(next);
-    queue_.pop_front();
-  }
+  Piece* next = workers_.take();
+  auto fits = [&](const Piece& piece) {
+    return taken.size() < kBatch && may_batch(piece) && may_batch(*taken[0]) &&
+           piece.job->local->gpu.context == taken[0]->job->local->gpu.context;
+  };
+  for (; next != nullptr; next = workers_.take_if(fits)) taken.push_back(next);
   return taken;
 }
 
 void Gds::work() {
-  prepare_thread("mc-nvmeof-gds");
   std::unique_ptr<Batch> batch;
   for (;;) {
     std::vector<Piece*> pieces = take();
     if (pieces.empty()) return;
-    library_.cuCtxSetCurrent(pieces[0]->job->local->gpu.context);
+    cufile::InContext in(library_, pieces[0]->job->local->gpu.context);
     if (pieces.size() > 1 && !batch) batch = std::make_unique<Batch>(library_);
-    if (pieces.size() > 1 && batch->handle != nullptr) {
-      run_batch(*batch, pieces);
+    if (pieces.size() == 1 || batch->handle == nullptr) {
+      for (Piece* piece : pieces) finished_(*piece, run(*piece));
       continue;
     }
-    for (Piece* piece : pieces) finished_(*piece, run(*piece));
+    Status status = run_batch(*batch, pieces);
+    if (status.ok() && !batch->cancelled) continue;
+    // Nothing is under way any more when the batch is gone. What there was may have moved or not, and is not
+    // tried again: the memory is the caller's from now on.
+    std::vector<Piece*> lost = batch->waiting;
+    batch.reset();
+    for (Piece* piece : lost) finished_(*piece, told_of(*piece, status.reason));
   }
 }
 
@@ -159,16 +151,15 @@ bool Gds::may_batch(const Piece& piece) const {
          piece.offset + piece.length <= device.direct_limit();
 }
 
-void Gds::run_batch(Batch& batch, const std::vector<Piece*>& pieces) {
+Status Gds::run_batch(Batch& batch, const std::vector<Piece*>& pieces) {
   std::vector<cufile::Request> requests;
-  std::vector<Piece*> waiting;
   for (Piece* piece : pieces) {
     const Region& local = *piece->job->local;
     cufile::Request request{};
     Status status = handle(*piece->job->remote->device, true, &request.handle);
-    if (!status.ok() || piece->job->stopped) {
-      finished_(*piece,
-                status.ok() ? failed(MC_CANCELLED, "the operation was cancelled") : std::move(status));
+    if (status.ok() && piece->job->stopped) status = failed(MC_CANCELLED, "the operation was cancelled");
+    if (!status.ok()) {
+      finished_(*piece, std::move(status));
       continue;
     }
     request.mode = cufile::kBatchMode;
@@ -179,33 +170,49 @@ void Gds::run_batch(Batch& batch, const std::vector<Piece*>& pieces) {
     request.opcode = piece->job->opcode == MC_READ ? cufile::kRead : cufile::kWrite;
     request.cookie = piece;
     requests.push_back(request);
-    waiting.push_back(piece);
+    batch.waiting.push_back(piece);
   }
   auto count = static_cast<unsigned>(requests.size());
-  if (count != 0 &&
-      library_.cuFileBatchIOSubmit(batch.handle, count, requests.data(), 0).code == cufile::kSuccess) {
-    cufile::Event events[kBatch];
-    while (!waiting.empty()) {
-      auto found = static_cast<unsigned>(waiting.size());
-      timespec limit{1, 0};
-      cufile::Error error = library_.cuFileBatchIOGetStatus(batch.handle, 1, &found, events, &limit);
-      if (error.code != cufile::kSuccess) {
-        batch.end();  // before the rest is done again
-        break;
-      }
-      for (unsigned i = 0; i < found; ++i) {
-        if ((events[i].status & cufile::kOver) == 0) continue;
-        auto* piece = static_cast<Piece*>(events[i].cookie);
-        auto place = std::find(waiting.begin(), waiting.end(), piece);
-        if (place == waiting.end()) continue;
-        waiting.erase(place);
-        // Whatever is not plainly done is done again by itself, which finds out why.
-        bool done = events[i].status == cufile::kComplete && events[i].result == piece->length;
-        finished_(*piece, done ? Status{} : run(*piece));
-      }
-    }
+  if (count == 0) return {};
+  if (library_.cuFileBatchIOSubmit(batch.handle, count, requests.data(), 0).code != cufile::kSuccess) {
+    for (Piece* piece : std::exchange(batch.waiting, {})) finished_(*piece, run(*piece));
+    return {};
   }
-  for (Piece* piece : waiting) finished_(*piece, run(*piece));
+  return wait_for(batch);
+}
+
+// Until nothing waits. A batch that nobody wants any more, or that takes too long, is cancelled, and what it
+// does not give up then is lost: the error says why.
+Status Gds::wait_for(Batch& batch) {
+  uint64_t deadline_ns = deadline_after(kBatchLimitS);
+  while (!batch.waiting.empty()) {
+    cufile::Event events[kBatch];
+    auto found = static_cast<unsigned>(batch.waiting.size());
+    timespec limit{0, kLookNs};
+    cufile::Error error = library_.cuFileBatchIOGetStatus(batch.handle, 1, &found, events, &limit);
+    if (error.code != cufile::kSuccess) return failed(MC_IO, cufile::words("cuFileBatchIOGetStatus", error));
+    for (unsigned i = 0; i < found; ++i) take_event(batch, events[i]);
+    bool late = now_ns() >= deadline_ns;
+    if (batch.cancelled && late) break;
+    if (batch.cancelled || !(late || nobody_wants(batch.waiting))) continue;
+    library_.cuFileBatchIOCancel(batch.handle);
+    batch.cancelled = true;
+    deadline_ns = deadline_after(kCancelLimitS);
+  }
+  return batch.waiting.empty() ? Status{} : failed(MC_IO, "cuFile neither finishes nor cancels it");
+}
+
+void Gds::take_event(Batch& batch, const cufile::Event& event) {
+  if ((event.status & cufile::kOver) == 0) return;
+  auto* piece = static_cast<Piece*>(event.cookie);
+  auto place = std::find(batch.waiting.begin(), batch.waiting.end(), piece);
+  if (place == batch.waiting.end()) return;
+  batch.waiting.erase(place);
+  bool done = event.status == cufile::kComplete && event.result == piece->length;
+  if (event.status == cufile::kCancelled && !piece->job->stopped)
+    return finished_(*piece, told_of(*piece, "cuFile does not finish it"));
+  // Whatever else is over and not plainly done is done again by itself, which finds out why.
+  finished_(*piece, done ? Status{} : run(*piece));
 }
 
 // ---------------------------------------------------------------------------------------------- one piece
@@ -266,6 +273,10 @@ Status Gds::told(const Piece& piece, uint64_t done, ssize_t result, int error) c
   if (result == -1) why = std::generic_category().message(error);
   if (result < -1) why = "cuFile error " + std::to_string(-result);
   return piece.job->remote->device->failure(piece.job->opcode, piece.offset + done, piece.length - done, why);
+}
+
+Status Gds::told_of(const Piece& piece, const std::string& why) const {
+  return piece.job->remote->device->failure(piece.job->opcode, piece.offset, piece.length, why);
 }
 
 }  // namespace mooncake::nvmeof

@@ -123,7 +123,7 @@ void Io::begin(std::vector<Job*>& jobs) {
         continue;
       }
       for (Piece* piece : {&job->head, &job->body, &job->tail}) {
-        if (piece->length > 0) launch(*piece);
+        if (piece->length > 0) launch(*piece, ended);
       }
     }
     for (Ring* ring : {ring_.get(), polled_ring_.get(), command_ring_.get()}) {
@@ -160,10 +160,13 @@ void Io::divide(Job& job) {
   }
 }
 
-void Io::launch(Piece& piece) {
+void Io::launch(Piece& piece, Ended& ended) {
   Job& job = *piece.job;
   Device& device = *job.remote->device;
-  if (job.local->on_gpu) return gds_->add(piece);
+  if (job.local->on_gpu) {
+    if (Status status = gds_->add(piece); !status.ok()) end_piece(piece, std::move(status), ended);
+    return;
+  }
   uint64_t unit = device.granule();
   bool direct = unit == 1 || (piece.offset % unit == 0 && piece.length % unit == 0 &&
                               piece.offset + piece.length <= device.direct_limit() &&
@@ -175,8 +178,12 @@ void Io::launch(Piece& piece) {
     ++in_rings_[ring];
     return;
   }
+  to_pool(piece, ended);
+}
+
+void Io::to_pool(Piece& piece, Ended& ended) {
   piece.ring = nullptr;
-  pool_.add(piece);
+  if (Status status = pool_.add(piece); !status.ok()) end_piece(piece, std::move(status), ended);
 }
 
 Ring* Io::ring_for(const Piece& piece) const {
@@ -338,7 +345,7 @@ void Io::on_result(Piece& piece, int result, Ended& ended) {
   bool again = result > 0 || result == -EAGAIN || result == -EINTR || result == -ECANCELED ||
                result == -EINVAL || result == -EOPNOTSUPP || result == -ENOMEM ||
                (piece.ring == command_ring_.get() && (result == -EACCES || result == -EPERM));
-  if (again) return pool_.add(piece);
+  if (again) return to_pool(piece, ended);
   std::string why =
       result == 0 ? "the file ends before the region" : std::generic_category().message(-result);
   end_piece(piece, device.failure(job.opcode, piece.offset, piece.length, why), ended);

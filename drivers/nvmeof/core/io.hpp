@@ -76,7 +76,8 @@ class Io {
   // With the mutex held.
   void divide(Job& job);
   void add_piece(Job& job, Piece& piece, uint64_t skip, uint64_t length);
-  void launch(Piece& piece);
+  void launch(Piece& piece, Ended& ended);
+  void to_pool(Piece& piece, Ended& ended);
   Ring* ring_for(const Piece& piece) const;
   bool queue(Ring& ring, Piece& piece);
   static void fill_command(uapi::Sqe& sqe, const Piece& piece, bool durable);

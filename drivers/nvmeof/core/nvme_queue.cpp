@@ -1,7 +1,6 @@
 #include "nvme_queue.hpp"
 
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "crc32c.hpp"
+#include "support/names.hpp"
 
 namespace mooncake::nvmeof::nvme {
 namespace {
@@ -33,13 +33,11 @@ bool wait_for(int fd, short events, uint64_t deadline_ns) {
 }
 
 Status open_socket(const std::string& host, const std::string& port, uint64_t deadline_ns, UniqueFd& out) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
+  driver::Addresses found;
+  if (Status status = driver::look_up(host, port, deadline_ns, found); !status.ok()) return status;
   std::string where = host + ":" + port;
-  if (int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0)
-    return broken("cannot look up " + where + ": " + gai_strerror(error));
   Status why = broken("no address of " + where);
-  for (addrinfo* item = found; item != nullptr; item = item->ai_next) {
+  for (addrinfo* item = found.get(); item != nullptr; item = item->ai_next) {
     UniqueFd fd(::socket(item->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     int error = 0;
     socklen_t size = sizeof error;
@@ -60,7 +58,6 @@ Status open_socket(const std::string& host, const std::string& port, uint64_t de
     }
     why = broken("cannot connect to " + where + ": " + std::generic_category().message(error));
   }
-  freeaddrinfo(found);
   return why;
 }
 

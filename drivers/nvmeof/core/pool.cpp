@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
+#include <memory>
 
 namespace mooncake::nvmeof {
 namespace {
@@ -17,49 +17,15 @@ bool aligned(const std::byte* memory, uint64_t unit) {
 
 }  // namespace
 
-void Pool::add(Piece& piece) {
-  {
-    std::lock_guard lock(mutex_);
-    piece.next = nullptr;
-    (first_ == nullptr ? first_ : last_->next) = &piece;
-    last_ = &piece;
-    ++queued_;
-    if (queued_ > idle_ && threads_.size() < workers_) threads_.emplace_back([this] { work(); });
-  }
-  woken_.notify_one();
-}
-
-void Pool::stop() {
-  std::vector<std::thread> threads;
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
-    threads.swap(threads_);
-  }
-  woken_.notify_all();
-  for (std::thread& thread : threads) thread.join();
-}
-
 void Pool::work() {
-  prepare_thread("mc-nvmeof");
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
   };
   std::unique_ptr<std::byte, Free> bounce(
       static_cast<std::byte*>(std::aligned_alloc(kBounceAlign, kBounceBytes)));
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    ++idle_;
-    woken_.wait(lock, [&] { return first_ != nullptr || stopping_; });
-    --idle_;
-    if (first_ == nullptr) return;
-    Piece& piece = *first_;
-    first_ = piece.next;
-    --queued_;
-    lock.unlock();
-    Status status = bounce ? move(piece, bounce.get()) : failed(MC_NO_MEMORY, "no memory for a buffer");
-    finished_(piece, std::move(status));
-    lock.lock();
+  while (Piece* piece = workers_.take()) {
+    Status status = bounce ? move(*piece, bounce.get()) : failed(MC_NO_MEMORY, "no memory for a buffer");
+    finished_(*piece, std::move(status));
   }
 }
 

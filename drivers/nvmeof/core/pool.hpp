@@ -1,30 +1,28 @@
 // Threads for I/O that blocks: all of it where io_uring is forbidden, and what is not aligned elsewhere.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <mutex>
-#include <thread>
-#include <vector>
 
 #include "job.hpp"
 #include "os.hpp"
+#include "support/workers.hpp"
 
 namespace mooncake::nvmeof {
 
-// Thread-safe. Threads are started when there is more to do than there are idle ones.
+// Thread-safe.
 class Pool {
  public:
   using Finished = std::function<void(Piece&, Status)>;
   Pool(uint32_t workers, bool durable, Finished finished)
-      : workers_(workers), durable_(durable), finished_(std::move(finished)) {}
-  ~Pool() { stop(); }
+      : durable_(durable),
+        finished_(std::move(finished)),
+        workers_("mc-nvmeof", workers, [this](auto&) { work(); }) {}
 
-  void add(Piece& piece);
+  // As Workers::add(): the piece of an error is the caller's to end.
+  Status add(Piece& piece) { return workers_.add(piece); }
   // Waits for what was added and joins every thread.
-  void stop();
+  void stop() { workers_.stop(); }
 
  private:
   void work();
@@ -33,15 +31,9 @@ class Pool {
   Status bounce_read(Piece& piece, uint64_t done, std::byte* bounce, uint64_t* moved);
   Status bounce_write(Piece& piece, uint64_t done, std::byte* bounce, uint64_t* moved);
 
-  const uint32_t workers_;
   const bool durable_;
   const Finished finished_;
-  std::mutex mutex_;
-  std::condition_variable woken_;
-  Piece *first_ = nullptr, *last_ = nullptr;
-  size_t queued_ = 0, idle_ = 0;
-  bool stopping_ = false;
-  std::vector<std::thread> threads_;
+  driver::Workers<Piece> workers_;
 };
 
 }  // namespace mooncake::nvmeof

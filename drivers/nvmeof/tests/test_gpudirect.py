@@ -17,6 +17,7 @@ from test_files import config
 
 from mooncake_transfer import TransferEngine
 from mooncake_transfer.errors import DriverUnavailable
+from mooncake_transfer.testing.compiling import compiled
 
 HERE = Path(__file__).parent / "gds_double"
 DRIVER = HERE.parents[1]
@@ -90,6 +91,28 @@ def test_gpu_memory_that_cannot_be_used_is_refused_with_the_reason(reports: Repo
     (said,) = [each["refused"] for each in reports if "refused" in each]
     assert "GPU 7 cannot be used (CUDA error 101)" in said["device"]
     assert "gpudirect" in said["option"] or "none takes this kind" in said["option"]
+
+
+def test_the_context_of_the_application_stays_its_own(reports: Reports) -> None:
+    (kept,) = [each["contexts"] for each in reports if "contexts" in each]
+    assert kept == {"register": True, "write": True, "close": True, "end": True}
+
+
+def test_a_batch_that_hangs_is_cancelled_and_what_is_lost_is_not_done_twice(reports: Reports) -> None:
+    (said,) = [each["disturbed"] for each in reports if "disturbed" in each]
+    assert said["hanging"].startswith("TransferTimeout")
+    assert said["hanging_s"] < 10
+    assert said["hanging_cancels"] > 0
+    assert "cuFileBatchIOGetStatus: cuFile error 5030" in said["lost"]
+    assert said["lost_cancels"] > 0
+    assert max(said["hanging_again"], said["lost_again"]) <= 1, "only what was alone at the beginning"
+    assert said["after"]
+
+
+def test_without_a_thread_operations_fail_with_the_reason(run: Callable[..., Reports]) -> None:
+    preloaded = compiled("no_threads.so", [HERE.parent / "no_threads.cpp"], "-O1", "-shared", "-ldl")
+    (said,) = [each["scarce"] for each in run(LD_PRELOAD=str(preloaded)) if "scarce" in each]
+    assert "no thread can be had" in said
 
 
 def test_no_rule_of_cufile_was_broken(reports: Reports) -> None:

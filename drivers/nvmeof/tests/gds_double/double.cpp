@@ -27,7 +27,7 @@ namespace {
 
 constexpr int kNotOpen = 5001, kPointerInvalid = 5012, kPointerRange = 5014, kWrongContext = 5015;
 constexpr int kInvalid = 5022, kBufferKnown = 5023, kBufferUnknown = 5024, kHandleUnknown = 5027;
-constexpr int kHandleKnown = 5028, kBatchFull = 5037;
+constexpr int kHandleKnown = 5028, kInternal = 5030, kBatchFull = 5037;
 constexpr uint64_t kBlock = 4096;
 
 struct Allocation {
@@ -36,6 +36,7 @@ struct Allocation {
 };
 
 struct Batch {
+  bool cancelled = false;
   unsigned capacity = 0, running = 0;
   std::deque<Event> over;
   std::vector<std::thread> threads;
@@ -51,15 +52,18 @@ struct State {
   std::map<void*, int> handles;  // descriptors
   std::map<void*, int> in_use;   // handles and buffers of operations under way
   std::string violations;
-  uint64_t singles = 0, batched = 0;
-  int failing = 0;  // of the next operation: an error of cuFile, or minus an errno
+  uint64_t singles = 0, batched = 0, cancels = 0;
+  bool hanging = false;  // batches do not go on
+  bool losing = false;   // the status of a batch is an error
+  int failing = 0;       // of the next operation: an error of cuFile, or minus an errno
   size_t most = ~size_t{0};
 };
 State& state() {
   static auto* all = new State;
   return *all;
 }
-thread_local void* current = nullptr;
+thread_local std::vector<void*> contexts;  // of the thread; the last is current
+void* current() { return contexts.empty() ? nullptr : contexts.back(); }
 int context;  // of device 0: its address
 
 void violated(const std::string& rule) { state().violations += rule + "; "; }
@@ -154,8 +158,14 @@ DOUBLE_API int cuDevicePrimaryCtxRetain(void** out, int) {
   return 0;
 }
 DOUBLE_API int cuDevicePrimaryCtxRelease_v2(int) { return --state().retained < 0 ? 201 : 0; }
-DOUBLE_API int cuCtxSetCurrent(void* wanted) {
-  current = wanted;
+DOUBLE_API int cuCtxPushCurrent_v2(void* wanted) {
+  contexts.push_back(wanted);
+  return wanted == nullptr ? 1 : 0;
+}
+DOUBLE_API int cuCtxPopCurrent_v2(void** popped) {
+  if (contexts.empty()) return 201;
+  *popped = contexts.back();
+  contexts.pop_back();
   return 0;
 }
 
@@ -193,7 +203,7 @@ DOUBLE_API Error cuFileBufRegister(const void* base, size_t length, int flags) {
   std::lock_guard lock(state().mutex);
   auto at = reinterpret_cast<uint64_t>(base);
   if (!state().open) return {kNotOpen, 0};
-  if (flags != 0 || current != &context) return {kWrongContext, 0};
+  if (flags != 0 || current() != &context) return {kWrongContext, 0};
   auto found = state().memory.upper_bound(at);
   if (found == state().memory.begin()) return {kPointerInvalid, 0};
   --found;
@@ -212,12 +222,12 @@ DOUBLE_API Error cuFileBufDeregister(const void* base) {
 
 DOUBLE_API ssize_t cuFileRead(void* handle, void* base, size_t size, off_t offset, off_t within) {
   ++state().singles;
-  return move(handle, reinterpret_cast<uint64_t>(base), size, offset, within, false, current);
+  return move(handle, reinterpret_cast<uint64_t>(base), size, offset, within, false, current());
 }
 
 DOUBLE_API ssize_t cuFileWrite(void* handle, const void* base, size_t size, off_t offset, off_t within) {
   ++state().singles;
-  return move(handle, reinterpret_cast<uint64_t>(base), size, offset, within, true, current);
+  return move(handle, reinterpret_cast<uint64_t>(base), size, offset, within, true, current());
 }
 
 #ifndef GDS_DOUBLE_WITHOUT_BATCHES
@@ -241,8 +251,16 @@ DOUBLE_API Error cuFileBatchIOSubmit(void* handle, unsigned count, Request* requ
   }
   batch->running += count;
   state().batched += count;
-  batch->threads.emplace_back([batch, all, where = current] {
+  batch->threads.emplace_back([batch, all, where = current()] {
     for (const Request& each : all) {
+      bool cancelled = false;
+      {
+        std::unique_lock lock(state().mutex);
+        state().changed.wait(lock, [&] { return !state().hanging || batch->cancelled; });
+        cancelled = batch->cancelled;
+        if (cancelled) batch->over.push_back({each.cookie, kCancelled, 0});
+      }
+      if (cancelled) continue;
       ssize_t moved = move(each.handle, reinterpret_cast<uint64_t>(each.base), each.size, each.file_offset,
                            each.base_offset, each.opcode == kWrite, where);
       std::lock_guard lock(state().mutex);
@@ -254,11 +272,13 @@ DOUBLE_API Error cuFileBatchIOSubmit(void* handle, unsigned count, Request* requ
 }
 
 DOUBLE_API Error cuFileBatchIOGetStatus(void* handle, unsigned least, unsigned* count, Event* events,
-                                        timespec*) {
+                                        timespec* limit) {
   auto* batch = static_cast<Batch*>(handle);
   std::unique_lock lock(state().mutex);
   if (*count > batch->capacity) return {kInvalid, 0};
-  state().changed.wait_for(lock, std::chrono::seconds(1), [&] { return batch->over.size() >= least; });
+  if (state().losing) return {kInternal, 0};
+  auto longest = std::chrono::seconds(limit->tv_sec) + std::chrono::nanoseconds(limit->tv_nsec);
+  state().changed.wait_for(lock, longest, [&] { return batch->over.size() >= least; });
   *count = std::min<unsigned>(*count, static_cast<unsigned>(batch->over.size()));
   for (unsigned i = 0; i < *count; ++i) {
     events[i] = batch->over.front();
@@ -268,11 +288,20 @@ DOUBLE_API Error cuFileBatchIOGetStatus(void* handle, unsigned least, unsigned* 
   return {kSuccess, 0};
 }
 
+DOUBLE_API Error cuFileBatchIOCancel(void* handle) {
+  std::lock_guard lock(state().mutex);
+  static_cast<Batch*>(handle)->cancelled = true;
+  ++state().cancels;
+  state().changed.notify_all();
+  return {kSuccess, 0};
+}
+
 DOUBLE_API void cuFileBatchIODestroy(void* handle) {
   auto* batch = static_cast<Batch*>(handle);
   {
     std::lock_guard lock(state().mutex);
-    if (batch->running != 0) violated("a batch was given back with operations under way");
+    if (batch->running != 0 && !batch->cancelled)
+      violated("a batch was given back with operations under way");
   }
   for (std::thread& thread : batch->threads) thread.join();
   delete batch;
@@ -293,12 +322,22 @@ DOUBLE_API uint64_t gds_double_allocate(size_t bytes) {
 DOUBLE_API void* gds_double_bytes(uint64_t address) { return state().memory.at(address).shadow; }
 DOUBLE_API void gds_double_fail_next(int code) { state().failing = code; }
 DOUBLE_API void gds_double_move_at_most(size_t bytes) { state().most = bytes; }
+DOUBLE_API void gds_double_disturb_batches(bool hanging, bool losing) {
+  std::lock_guard lock(state().mutex);
+  state().hanging = hanging;
+  state().losing = losing;
+  state().changed.notify_all();
+}
+// What the calling thread has as its own, as an application that uses CUDA.
+DOUBLE_API void gds_double_enter(void* wanted) { contexts = {wanted}; }
+DOUBLE_API bool gds_double_is_in(void* wanted) { return contexts == std::vector<void*>{wanted}; }
 DOUBLE_API const char* gds_double_violations() { return state().violations.c_str(); }
-// What is held: buffers, handles, contexts; and what was done: single operations, batched ones.
+// What is held: buffers, handles, contexts; and what was done: single operations, batched ones, cancelled
+// batches.
 DOUBLE_API uint64_t gds_double_count(int what) {
   std::lock_guard lock(state().mutex);
   const State& all = state();
   const uint64_t counts[] = {all.buffers.size(), all.handles.size(), static_cast<uint64_t>(all.retained),
-                             all.singles, all.batched};
+                             all.singles,        all.batched,        all.cancels};
   return counts[what];
 }

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,11 @@ double.gds_double_allocate.restype = double.gds_double_count.restype = ctypes.c_
 double.gds_double_allocate.argtypes = double.gds_double_move_at_most.argtypes = [ctypes.c_size_t]
 double.gds_double_bytes.restype, double.gds_double_bytes.argtypes = ctypes.c_void_p, [ctypes.c_uint64]
 double.gds_double_violations.restype = ctypes.c_char_p
-COUNTS = ("buffers", "handles", "contexts", "singles", "batched")
+double.gds_double_enter.argtypes = double.gds_double_is_in.argtypes = [ctypes.c_void_p]
+double.gds_double_is_in.restype = ctypes.c_bool
+double.gds_double_disturb_batches.argtypes = [ctypes.c_bool, ctypes.c_bool]
+COUNTS = ("buffers", "handles", "contexts", "singles", "batched", "cancels")
+OWN_CONTEXT = 0x1000  # of the application, which uses CUDA too
 
 
 def say(**facts: Any) -> None:
@@ -126,6 +131,71 @@ def refused() -> None:
     say(refused=said)
 
 
+def contexts(path: Path) -> None:
+    """The application's context is its thread's after each call of the engine."""
+    path.write_bytes(bytes(MIB))
+    double.gds_double_enter(OWN_CONTEXT)
+    kept = {}
+    with engine() as owner:
+        region = owner.register(Gpu(MIB).source)
+        kept["register"] = double.gds_double_is_in(OWN_CONTEXT)
+        place = owner.import_region(owner.register(FileSource(path)).descriptor())
+        owner.write(region, place, [[0, 0, MIB]]).wait(DEADLINE_S)
+        kept["write"] = double.gds_double_is_in(OWN_CONTEXT)
+        region.close()
+        kept["close"] = double.gds_double_is_in(OWN_CONTEXT)
+        owner.register(Gpu(MIB).source)
+    kept["end"] = double.gds_double_is_in(OWN_CONTEXT)
+    say(contexts=kept)
+
+
+def disturbed(path: Path) -> None:
+    """Batches that hang until they are cancelled, and such as cuFile loses."""
+    path.write_bytes(bytes(SIZE))
+    said: dict[str, Any] = {}
+    with engine(workers=1, chunk_bytes=64 * KIB) as owner:
+        gpu = Gpu(SIZE)
+        gpu.bytes[:] = pattern(1, SIZE)
+        local = owner.register(gpu.source)
+        place = owner.import_region(owner.register(FileSource(path)).descriptor())
+        for name, state in (("hanging", (True, False)), ("lost", (False, True))):
+            double.gds_double_disturb_batches(*state)
+            before, started = counts(), time.monotonic()
+            transfer = owner.write(local, place, [[0, 0, SIZE]])
+            try:
+                transfer.wait(1.0 if name == "hanging" else DEADLINE_S)
+            except TransferError as error:
+                said[name] = f"{type(error).__name__}: {error}"
+            transfer.cancel()
+            local.close(DEADLINE_S)  # nothing moves it any more
+            done = counts()
+            said[f"{name}_s"] = time.monotonic() - started
+            said[f"{name}_cancels"] = done["cancels"] - before["cancels"]
+            said[f"{name}_again"] = done["singles"] - before["singles"]
+            double.gds_double_disturb_batches(False, False)
+            local = owner.register(gpu.source)
+            owner.write(local, place, [[0, 0, SIZE]]).wait(DEADLINE_S)
+        said["after"] = path.read_bytes() == gpu.bytes.tobytes()
+    say(disturbed=said)
+
+
+def scarce(path: Path) -> None:
+    """No thread is to be had: with none there, and when one is."""
+    process = ctypes.CDLL(None)
+    path.write_bytes(bytes(SIZE))
+    with engine(workers=2) as owner:
+        local = owner.register(Gpu(SIZE).source)
+        place = owner.import_region(owner.register(FileSource(path)).descriptor())
+        process.refuse_threads(True)
+        try:
+            owner.write(local, place, [[0, 0, SIZE]]).wait(DEADLINE_S)
+        except TransferError as error:
+            refused = str(error)
+        process.refuse_threads(False)
+        owner.write(local, place, [[0, 0, SIZE]]).wait(DEADLINE_S)
+    say(scarce=refused)
+
+
 def main() -> None:
     """All of it, or why the driver cannot be opened."""
     with tempfile.TemporaryDirectory(dir=sys.argv[1]) as folder:
@@ -139,6 +209,11 @@ def main() -> None:
         moves(path, direct=False)
         fails(path)
         refused()
+        if double.gds_double_count(4):  # a cuFile with batches
+            disturbed(path)
+        contexts(path)
+        if "LD_PRELOAD" in os.environ:
+            scarce(path)
     say(violations=double.gds_double_violations().decode())
 
 
