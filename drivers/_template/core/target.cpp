@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 namespace template_driver {
@@ -44,20 +45,28 @@ void Target::accept_peers() {
   mooncake::driver::prepare_thread("mc-accept");
   while (!stopping_) {
     UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket.valid()) {
-      // Out of descriptors, most likely: do not spin until some are free.
-      if (!stopping_) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      continue;
-    }
-    std::lock_guard lock(mutex_);
-    peers_.remove_if([](Peer& peer) {
-      if (!peer.done) return false;
-      peer.thread.join();
-      return true;
-    });
-    Peer& peer = peers_.emplace_back();
-    peer.socket = std::move(socket);
+    bool served = socket.valid() && begin(std::move(socket));
+    // Out of descriptors or threads, most likely: do not spin until some are free.
+    if (!served && !stopping_) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+// False: there is no thread to serve the peer, who is hung up on and may try again.
+bool Target::begin(UniqueFd socket) {
+  std::lock_guard lock(mutex_);
+  peers_.remove_if([](Peer& peer) {
+    if (!peer.done) return false;
+    peer.thread.join();
+    return true;
+  });
+  Peer& peer = peers_.emplace_back();
+  peer.socket = std::move(socket);
+  try {
     peer.thread = std::thread([this, &peer] { serve(peer); });
+    return true;
+  } catch (const std::system_error&) {
+    peers_.pop_back();
+    return false;
   }
 }
 

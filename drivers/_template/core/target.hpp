@@ -48,6 +48,7 @@ class Target {
     std::thread thread;
   };
   void accept_peers();
+  bool begin(UniqueFd socket);
   void serve(Peer& peer);
   bool serve_one(Peer& peer, const Request& request);
   bool enter(Peer& peer, uint64_t session);
