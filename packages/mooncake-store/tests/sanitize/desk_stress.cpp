@@ -199,8 +199,19 @@ int main(int argc, char** argv) {
   Desk desk(map, leases, reservations, kEpoch, 1 << 20);
   for (uint32_t member = 1; member <= kClients; ++member) {
     map.add_member(member);
-    desk.admit(member, {.connection = member, .number = member, .node = 0, .tenant = 0, .express = true});
+    // One is confined to its tenant, and has no key of these digests.
+    std::string own_prefix = member == kClients ? "prefix of a tenant" : "";
+    desk.admit(member, {.connection = member,
+                        .number = member,
+                        .node = 0,
+                        .tenant = 0,
+                        .express = true,
+                        .own_prefix = own_prefix,
+                        .heard_s = 0});
   }
+  auto tenure = std::make_shared<Tenure>();
+  tenure->last(lease_clock_s() + 3600);
+  desk.lead(tenure);
   map.add_segment(kSegment, 1, 0, 256 << 10, true);  // less than all keys need: it evicts
   desk.describe(kSegment, "descriptor");
   DeskPort port;
@@ -220,6 +231,7 @@ int main(int argc, char** argv) {
     while (!done) {
       port.detach();
       port.attach(&desk);
+      tenure->last(lease_clock_s() + 3600);
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   });
