@@ -19,7 +19,8 @@
 namespace mooncake::driver {
 
 // Functions of mc_driver_v1, whose promises they keep. Thread-safe. `Region` derives from Owned, and has
-// let_go(): the engine takes the memory back, and nobody uses it any more.
+// let_go(deadline_ns): the engine takes the memory back, and no peer uses it any more. MC_TIMEOUT: something
+// of this side does, and it is called again.
 template <class Region>
 class PeerEndpoint {
  public:
@@ -48,10 +49,10 @@ class PeerEndpoint {
     std::shared_ptr<Region> region = regions_.get(registered);
     if (!region) return no_memory();
     if (Status status = grantor_->withdraw(region, deadline_ns); !status.ok()) return status;
-    regions_.take(registered);
     // Not by the end of the object: whoever saw its last operation complete may hold it for a moment yet, and
     // the memory may be gone when this returns.
-    region->let_go();
+    if (Status status = region->let_go(deadline_ns); !status.ok()) return status;
+    regions_.take(registered);
     return {};
   }
   Status export_key(mc_handle registered, void*, size_t* length) const {

@@ -5,8 +5,8 @@
 
 namespace mooncake::ascend {
 
-// No late_writes and no fence: a transfer that fails is completed only after HIXL has ended its link, on
-// which nothing arrives any more then.
+// No late_writes and no fence: a transfer that fails is completed only once HIXL has ended its link
+// (Disconnect has succeeded, or Finalize), on which nothing arrives any more then.
 const mc_driver_v1* driver_table() { return driver::Table<Endpoint>::make("ascend"); }
 
 }  // namespace mooncake::ascend

@@ -15,11 +15,12 @@ using driver::failed;
 using driver::Status;
 
 using aclError = int;
-using aclrtContext = void*;
 using aclrtStream = void*;
 constexpr aclError kAclSuccess = 0;
 constexpr aclError kAclRepeatInitialize = 100002;
 constexpr aclError kAclNotSupported = 207000;
+constexpr uint32_t kHixlSuccess = 0, kHixlNotConnected = 103902;
+constexpr int kStreamComplete = 0;  // of aclrtStreamStatus
 
 struct aclrtMemLocation {
   uint32_t id;
@@ -30,6 +31,12 @@ struct aclrtMemcpyBatchAttr {
   aclrtMemLocation srcLoc;
   uint8_t rsv[16];
 };
+struct aclrtPtrAttributes {
+  aclrtMemLocation location;
+  uint32_t pageSize;
+  uint32_t rsv[4];
+};
+// Main memory that ACL has allocated is kLocationHost; other main memory has a number of its own.
 enum : int { kLocationHost = 0, kLocationDevice = 1 };
 enum : int { kHostToHost = 0, kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 3 };
 
@@ -37,17 +44,19 @@ enum : int { kHostToHost = 0, kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDev
   X(aclInit, (const char*))                                                   \
   X(aclrtGetDeviceCount, (uint32_t*))                                         \
   X(aclrtSetDevice, (int32_t))                                                \
-  X(aclrtGetCurrentContext, (aclrtContext*))                                  \
-  X(aclrtSetCurrentContext, (aclrtContext))                                   \
   X(aclrtCreateStream, (aclrtStream*))                                        \
   X(aclrtDestroyStream, (aclrtStream))                                        \
   X(aclrtMemcpy, (void*, size_t, const void*, size_t, int))                   \
   X(aclrtMemcpyAsync, (void*, size_t, const void*, size_t, int, aclrtStream)) \
+  X(aclrtStreamQuery, (aclrtStream, int*))                                    \
   X(aclrtSynchronizeStreamWithTimeout, (aclrtStream, int32_t))
-// Since CANN 8.3.
-#define MC_ACL_OPTIONAL_FUNCTIONS(X) \
-  X(aclrtMemcpyBatch,                \
-    (void**, size_t*, void**, size_t*, size_t, aclrtMemcpyBatchAttr*, size_t*, size_t, size_t*))
+// Those that copy since CANN 8.3.
+#define MC_ACL_OPTIONAL_FUNCTIONS(X)                                                                  \
+  X(aclrtPointerGetAttributes, (const void*, aclrtPtrAttributes*))                                    \
+  X(aclrtMemcpyBatch,                                                                                 \
+    (void**, size_t*, void**, size_t*, size_t, aclrtMemcpyBatchAttr*, size_t*, size_t, size_t*))      \
+  X(aclrtMemcpyBatchAsync, (void**, size_t*, void**, size_t*, size_t, aclrtMemcpyBatchAttr*, size_t*, \
+                            size_t, size_t*, aclrtStream))
 
 struct Acl {
 #define MC_DECLARE(name, parameters) aclError(*name) parameters = nullptr;

@@ -13,7 +13,28 @@ namespace {
 constexpr size_t kMostInBatch = 256;
 constexpr uint64_t kBatchBytes = 16 << 20;
 
+// For memory that could not be added, or that the engine never took back.
+constexpr double kLetGoS = 10.0;
+
 }  // namespace
+
+Region::~Region() {
+  if (worker != nullptr) (void)let_go(driver::deadline_after(kLetGoS));
+}
+
+Status Region::let_go(uint64_t deadline_ns) {
+  std::shared_ptr<Removal> begun;
+  {
+    std::lock_guard lock(mutex);
+    if (worker == nullptr) return {};
+    if (!removal) removal = worker->remove_memory(memory);
+    begun = removal;
+  }
+  if (Status status = begun->wait(deadline_ns); !status.ok()) return status;
+  std::lock_guard lock(mutex);
+  worker = nullptr;
+  return {};
+}
 
 Endpoint::Endpoint(const Options& options)
     : PeerEndpoint(options.queue_depth),
@@ -73,25 +94,23 @@ Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered)
   if (memory.address == 0 || memory.length == 0 || memory.address + memory.length < memory.address)
     return failed(MC_INVALID, "the memory is empty or wraps around the address space");
   auto region = std::make_shared<Region>(memory.region_id, memory.length, memory.key);
-  region->address = memory.address;
-  region->on_device = memory.kind == MC_CUDA;
-  if (region->on_device) {
-    if (memory.device != static_cast<int32_t>(options_.device))
-      return failed(MC_UNSUPPORTED, "this endpoint is of NPU " + std::to_string(options_.device) +
-                                        ", the memory of NPU " + std::to_string(memory.device) +
-                                        "; name it in option devices");
-    if (Status status = worker_->add_memory(memory.address, memory.length); !status.ok()) return status;
-    region->worker = worker_;
-  }
+  region->memory = {memory.address, memory.length, memory.kind == MC_CUDA, false, false};
+  if (region->memory.on_device && memory.device != static_cast<int32_t>(options_.device))
+    return failed(MC_UNSUPPORTED, "this endpoint is of NPU " + std::to_string(options_.device) +
+                                      ", the memory of NPU " + std::to_string(memory.device) +
+                                      "; name it in option devices");
+  if (Status status = worker_->add_memory(region->memory); !status.ok()) return status;
+  region->worker = worker_;
   region->generation = worker_->generation();
   return add_region(std::move(region), registered);
 }
 
 Status Endpoint::describe(const Region& region, const driver::PeerInfo&, driver::Offer& offer) const {
   GrantBody body{};
-  body.address = region.address;
+  body.address = region.memory.address;
   body.generation = region.generation;
-  body.on_device = region.on_device;
+  body.on_device = region.memory.on_device;
+  body.pinned = region.memory.pinned;
   std::strncpy(body.engine, engine_.c_str(), sizeof body.engine - 1);
   put_body(offer.grant, body);
   return {};
@@ -105,6 +124,7 @@ Status Endpoint::open_memory(const std::shared_ptr<driver::Link>& link, const dr
   auto made = std::make_shared<RemoteMemory>();
   made->address = body.address;
   made->on_device = body.on_device != 0;
+  made->pinned = body.pinned != 0;
   made->generation = body.generation;
   made->worker = worker_;
   if (!link->peer.same_process) made->engine.assign(body.engine, strnlen(body.engine, sizeof body.engine));
@@ -124,17 +144,19 @@ class Endpoint::Plan {
     if (Status allowed = remote->check(opcode, op.remote_offset, op.length); !allowed.ok())
       return endpoint_.complete(op, allowed);
     bool fits = batch_ && batch_->remote == remote && batch_->opcode == opcode &&
-                batch_->local_on_device == region.on_device && batch_->descs.size() < kMostInBatch &&
+                batch_->local_on_device == region.memory.on_device &&
+                batch_->local_pinned == region.memory.pinned && batch_->descs.size() < kMostInBatch &&
                 batch_->bytes < kBatchBytes;
     if (!fits) {
       launch();
       batch_ = endpoint_.worker_->take();
       batch_->opcode = opcode;
-      batch_->local_on_device = region.on_device;
+      batch_->local_on_device = region.memory.on_device;
+      batch_->local_pinned = region.memory.pinned;
       batch_->remote = remote;
     }
     batch_->descs.push_back(
-        {region.address + op.local_offset, remote->address + op.remote_offset, op.length});
+        {region.memory.address + op.local_offset, remote->address + op.remote_offset, op.length});
     Completion done;
     done.cookie = op.cookie;
     done.opcode = opcode;

@@ -3,8 +3,8 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <string>
-#include <utility>
 
 #include "mooncake_driver.h"
 #include "options.hpp"
@@ -16,15 +16,14 @@ namespace mooncake::ascend {
 // Memory of this process that the engine registered.
 struct Region : driver::Owned {
   using Owned::Owned;
-  ~Region() override { let_go(); }
-  void let_go() {
-    if (auto made = std::exchange(worker, nullptr)) made->remove_memory(address, length);
-  }
+  ~Region() override;
+  Status let_go(uint64_t deadline_ns);
 
-  uint64_t address = 0;
-  bool on_device = false;
-  uint64_t generation = 0;         // of the registrations, when this one was there
-  std::shared_ptr<Worker> worker;  // that registered it; null: none has
+  Memory memory;
+  uint64_t generation = 0;           // of the registrations, when this one was there
+  std::shared_ptr<Worker> worker;    // knows the memory; null: it has forgotten it
+  std::shared_ptr<Removal> removal;  // under way; with the mutex
+  std::mutex mutex;
 };
 
 // What the owner says of a region, in the body of a grant.
@@ -32,7 +31,7 @@ struct GrantBody {
   uint64_t address;
   uint64_t generation;
   uint32_t on_device;
-  uint32_t reserved;
+  uint32_t pinned;
   char engine[64];
 };
 

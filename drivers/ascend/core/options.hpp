@@ -10,6 +10,9 @@
 
 namespace mooncake::ascend {
 
+// What HIXL's links go over.
+enum class Path { kAuto, kHccs, kRdma };
+
 // The defaults are those of options.py, which documents them and renders all of them.
 struct Options {
   std::string library;  // empty: libascendcl.so
@@ -17,6 +20,7 @@ struct Options {
   uint32_t device = 0;
   std::string host = "127.0.0.1";
   std::string buffer_pool = "4:8";
+  Path path = Path::kAuto;
   uint32_t rdma_traffic_class = 132;
   uint32_t rdma_service_level = 4;
   uint64_t queue_depth = 4096;

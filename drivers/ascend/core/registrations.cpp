@@ -5,27 +5,32 @@
 namespace mooncake::ascend {
 namespace {
 
-uint64_t page_of(uint64_t address) { return address / kDevicePage * kDevicePage; }
-uint64_t end_of(uint64_t address, uint64_t length) { return page_of(address + length - 1) + kDevicePage; }
+// What is registered for it.
+uint64_t begin_of(const Memory& memory) {
+  return memory.on_device ? memory.address / kDevicePage * kDevicePage : memory.address;
+}
+uint64_t end_of(const Memory& memory) {
+  uint64_t end = memory.address + memory.length;
+  return memory.on_device ? (end + kDevicePage - 1) / kDevicePage * kDevicePage : end;
+}
 
 }  // namespace
 
-std::map<uint64_t, Registrations::Known>::const_iterator Registrations::holding(uint64_t begin,
-                                                                                uint64_t end) const {
-  auto after = known_.upper_bound(begin);
+std::map<uint64_t, Registrations::Known>::const_iterator Registrations::holding(const Memory& memory) const {
+  auto after = known_.upper_bound(begin_of(memory));
   if (after == known_.begin()) return known_.end();
   auto found = std::prev(after);
-  return end <= found->second.end ? found : known_.end();
+  return end_of(memory) <= found->second.end ? found : known_.end();
 }
 
-bool Registrations::shared(uint64_t address, uint64_t length) const {
-  auto found = holding(page_of(address), end_of(address, length));
+bool Registrations::shared(const Memory& memory) const {
+  auto found = holding(memory);
   return found != known_.end() && found->second.users > 1;
 }
 
-Status Registrations::add(const Acl& acl, void* engine, uint64_t address, uint64_t length) {
-  uint64_t begin = page_of(address), end = end_of(address, length);
-  if (auto found = holding(begin, end); found != known_.end()) {
+Status Registrations::add(const Acl& acl, void* engine, const Memory& memory) {
+  uint64_t begin = begin_of(memory), end = end_of(memory);
+  if (auto found = holding(memory); found != known_.end()) {
     ++known_[found->first].users;
     return {};
   }
@@ -36,10 +41,10 @@ Status Registrations::add(const Acl& acl, void* engine, uint64_t address, uint64
     return failed(MC_UNSUPPORTED,
                   "part of the memory's 2 MiB pages is registered with HIXL already, and it takes no page "
                   "twice; register the larger range first, or one range for both");
-  return add_range(acl, engine, begin, end);
+  return add_range(acl, engine, begin, end, memory.on_device);
 }
 
-Status Registrations::add_range(const Acl& acl, void* engine, uint64_t begin, uint64_t end) {
+Status Registrations::add_range(const Acl& acl, void* engine, uint64_t begin, uint64_t end, bool on_device) {
   if (of_process_.fetch_add(1) >= kMostRegistrations) {
     --of_process_;
     return failed(MC_NO_MEMORY,
@@ -48,7 +53,7 @@ Status Registrations::add_range(const Acl& acl, void* engine, uint64_t begin, ui
   }
   void* handle = nullptr;
   Status status =
-      check_hixl(acl.shim->register_memory(engine, begin, end - begin, 1, &handle), "RegisterMem");
+      check_hixl(acl.shim->register_memory(engine, begin, end - begin, on_device, &handle), "RegisterMem");
   if (!status.ok()) {
     --of_process_;
     const char* remedy = status.code == MC_NO_MEMORY
@@ -62,16 +67,27 @@ Status Registrations::add_range(const Acl& acl, void* engine, uint64_t begin, ui
   return {};
 }
 
-void Registrations::remove(const Acl& acl, void* engine, uint64_t address, uint64_t length) {
-  auto found = holding(page_of(address), end_of(address, length));
-  if (found == known_.end() || --known_[found->first].users > 0) return;
-  (void)acl.shim->deregister_memory(engine, found->second.handle);
-  known_.erase(found);
-  --of_process_;
+Status Registrations::remove(const Acl& acl, void* engine, const Memory& memory) {
+  auto found = holding(memory);
+  if (found == known_.end()) return {};
+  Known& known = known_[found->first];
+  if (known.users == 1) {
+    Status status = check_hixl(acl.shim->deregister_memory(engine, known.handle), "DeregisterMem");
+    if (!status.ok()) return status;
+    known_.erase(found);
+    --of_process_;
+  } else {
+    --known.users;
+  }
+  return {};
 }
 
 void Registrations::clear(const Acl& acl, void* engine) {
   for (auto& [begin, range] : known_) (void)acl.shim->deregister_memory(engine, range.handle);
+  forget();
+}
+
+void Registrations::forget() {
   of_process_ -= known_.size();
   known_.clear();
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <system_error>
 #include <utility>
 
@@ -12,7 +11,6 @@ namespace {
 constexpr size_t kMostInBatch = 1024;
 constexpr auto kFirstLook = std::chrono::microseconds(10);
 constexpr auto kLastLook = std::chrono::microseconds(200);
-constexpr double kRunS = 10.0;  // a piece of a staged copy takes less than a millisecond
 
 }  // namespace
 
@@ -65,7 +63,6 @@ void Copies::close(uint64_t deadline_ns) {
       }
       if (lane->stream != nullptr) cuda.cuStreamDestroy(lane->stream);
     }
-    if (engines_[i]->service != nullptr) cuda.cuStreamDestroy(engines_[i]->service);
   }
   engines_.clear();
 }
@@ -81,7 +78,7 @@ Status Copies::prepare(int device, CUcontext& context) {
   auto create = [&](CUstream* stream) {
     return cuda.check(cuda.cuStreamCreate(stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   };
-  Status status = create(&made->service);
+  Status status;
   while (status.ok() && made->lanes.size() < streams_) {
     auto lane = std::make_unique<Lane>();
     status = create(&lane->stream);
@@ -92,7 +89,6 @@ Status Copies::prepare(int device, CUcontext& context) {
     return {};
   }
   for (auto& lane : made->lanes) cuda.cuStreamDestroy(lane->stream);
-  if (made->service != nullptr) cuda.cuStreamDestroy(made->service);
   return status;
 }
 
@@ -122,23 +118,14 @@ void Copies::launch(std::unique_ptr<Batch> batch, CUstream user) {
     Current current(cuda, context);
     Status status = device.take_event(batch->event);
     if (status.ok() && user != nullptr) status = follow(user, lane.stream);
-    bool enqueued = status.ok();
-    if (status.ok()) status = enqueue(*batch, lane.stream);
-    // Also after a failure: some of it may have been taken, and memory may be let go of only when that is
-    // over.
-    Status recorded;
-    if (enqueued) recorded = cuda.check(cuda.cuEventRecord(batch->event, lane.stream), "cuEventRecord");
-    if (enqueued && recorded.ok() && user != nullptr) {
-      recorded = cuda.check(cuda.cuStreamWaitEvent(user, batch->event, 0), "cuStreamWaitEvent");
-      if (status.ok()) status = std::exchange(recorded, Status{});
-    }
-    batch->failure = status;
-    if (enqueued && recorded.ok()) {
+    if (status.ok()) {
+      // Also after a failure: some of it may have been taken, and is over only when the lane gets there.
+      batch->failure = enqueue(*batch, lane, user);
       running_.fetch_add(1, std::memory_order_acq_rel);
       lane.running.push(std::move(batch));
     } else {
       if (batch->event != nullptr) device.give_event(batch->event);
-      refused = status.ok() ? recorded : status;
+      refused = status;
     }
   }
   if (batch) {
@@ -168,7 +155,17 @@ Status Copies::follow(CUstream user, CUstream ours) {
   return status;
 }
 
-Status Copies::enqueue(Batch& batch, CUstream stream) {
+Status Copies::enqueue(Batch& batch, Lane& lane, CUstream user) {
+  const Cuda& cuda = devices_.cuda();
+  Status status = enqueue_copies(batch, lane.stream);
+  Status recorded = cuda.check(cuda.cuEventRecord(batch.event, lane.stream), "cuEventRecord");
+  if (!recorded.ok()) devices_.at(batch.device).give_event(std::exchange(batch.event, nullptr));
+  if (recorded.ok() && user != nullptr)
+    recorded = cuda.check(cuda.cuStreamWaitEvent(user, batch.event, 0), "cuStreamWaitEvent");
+  return status.ok() ? recorded : status;
+}
+
+Status Copies::enqueue_copies(Batch& batch, CUstream stream) {
   const Cuda& cuda = devices_.cuda();
   bool by_peers = batch.to_context != nullptr;
   bool has_batch = cuda.cuMemcpyBatchAsync_12 != nullptr || cuda.cuMemcpyBatchAsync_13 != nullptr;
@@ -225,17 +222,25 @@ void Copies::reap() {
   }
 }
 
-void Copies::reap_lane(Lane& lane) {
+CUresult Copies::query(const Batch& batch, const Lane& lane) {
   const Cuda& cuda = devices_.cuda();
+  if (batch.event != nullptr) return cuda.cuEventQuery(batch.event);
+  CUcontext context = nullptr;
+  if (!devices_.at(batch.device).context(context).ok()) return CUDA_ERROR_INVALID_CONTEXT;
+  Current current(cuda, context);
+  return cuda.cuStreamQuery(lane.stream);
+}
+
+void Copies::reap_lane(Lane& lane) {
   Batches over;
   {
     std::unique_lock lock(lane.mutex, std::try_to_lock);
     if (!lock) return;  // somebody launches or looks
     while (!lane.running.empty()) {
       Batch& head = *lane.running.first();
-      CUresult result = cuda.cuEventQuery(head.event);
+      CUresult result = query(head, lane);
       if (result == CUDA_ERROR_NOT_READY) break;
-      if (result != CUDA_SUCCESS && head.failure.ok()) head.failure = cuda.check(result, "copy");
+      if (result != CUDA_SUCCESS && head.failure.ok()) head.failure = devices_.cuda().check(result, "copy");
       over.push(lane.running.pop());
     }
   }
@@ -243,7 +248,7 @@ void Copies::reap_lane(Lane& lane) {
 }
 
 void Copies::finish(std::unique_ptr<Batch> batch) {
-  devices_.at(batch->device).give_event(batch->event);
+  if (batch->event != nullptr) devices_.at(batch->device).give_event(batch->event);
   Status status = batch->failure;
   // Bytes from or to the memory of a dead process must not look like success.
   for (const auto& remote : batch->remotes) {
@@ -284,36 +289,6 @@ void Copies::watch_until_stopped() {
       pause = std::min(2 * pause, std::chrono::microseconds(kLastLook));
     }
   }
-}
-
-Status Copies::run(int to_device, uint64_t to, int from_device, uint64_t from, uint64_t bytes) {
-  if (to_device == kHost && from_device == kHost) {
-    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
-    return {};
-  }
-  int device = to_device == kHost ? from_device : to_device;
-  CUcontext context = nullptr;
-  if (Status status = prepare(device, context); !status.ok()) return status;
-  const Cuda& cuda = devices_.cuda();
-  Current current(cuda, context);
-  CUevent event = nullptr;
-  if (Status status = devices_.at(device).take_event(event); !status.ok()) return status;
-  CUstream stream = engines_[static_cast<size_t>(device)]->service;
-  Status status = cuda.check(cuda.cuMemcpyAsync(to, from, bytes, stream), "cuMemcpyAsync");
-  if (status.ok()) status = cuda.check(cuda.cuEventRecord(event, stream), "cuEventRecord");
-  uint64_t deadline = driver::deadline_after(kRunS);
-  while (status.ok()) {
-    CUresult result = cuda.cuEventQuery(event);
-    if (result == CUDA_SUCCESS) break;
-    if (result != CUDA_ERROR_NOT_READY)
-      status = cuda.check(result, "copy");
-    else if (driver::now_ns() > deadline)
-      status = failed(MC_TIMEOUT, "the GPU does not finish a copy");
-    else
-      std::this_thread::yield();
-  }
-  devices_.at(device).give_event(event);
-  return status;
 }
 
 }  // namespace mooncake::nvlink

@@ -42,7 +42,7 @@ struct Batch {
 
  private:
   friend class Copies;
-  CUevent event = nullptr;
+  CUevent event = nullptr;  // null once launched: it could not be recorded, and the lane tells instead
   Status failure;
   // The copies once more, as cuMemcpyBatchAsync wants them.
   std::vector<CUdeviceptr> to, from;
@@ -73,10 +73,6 @@ class Copies {
   void watch();
   bool busy() const { return running_.load(std::memory_order_acquire) > 0; }
 
-  // Copies now and waits until it is done; for the service thread. Main memory is both ends' `device`: then
-  // the processor copies.
-  Status run(int to_device, uint64_t to, int from_device, uint64_t from, uint64_t bytes);
-
  private:
   struct Lane {
     std::mutex mutex;
@@ -86,14 +82,17 @@ class Copies {
   struct Engine {  // of one device
     std::vector<std::unique_ptr<Lane>> lanes;
     std::atomic<uint64_t> next{0};
-    CUstream service = nullptr;  // for run()
   };
 
   Status prepare(int device, CUcontext& context);
-  Status enqueue(Batch& batch, CUstream stream);
+  // The copies, and what tells when they are over.
+  Status enqueue(Batch& batch, Lane& lane, CUstream user);
+  Status enqueue_copies(Batch& batch, CUstream stream);
   Status enqueue_batch(Batch& batch, CUstream stream);
   Status follow(CUstream user, CUstream ours);
   static void fail(Batch& batch, const Status& why);
+  // CUDA_ERROR_NOT_READY while it is under way.
+  CUresult query(const Batch& batch, const Lane& lane);
   void reap_lane(Lane& lane);
   void finish(std::unique_ptr<Batch> batch);
   void give_up(std::unique_ptr<Batch> batch, const Status& why);

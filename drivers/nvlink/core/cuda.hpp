@@ -129,6 +129,7 @@ static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUmemcpyAttributes) ==
   X(cuStreamCreate, "cuStreamCreate", (CUstream*, unsigned))                                               \
   X(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream))                                                     \
   X(cuStreamWaitEvent, "cuStreamWaitEvent", (CUstream, CUevent, unsigned))                                 \
+  X(cuStreamQuery, "cuStreamQuery", (CUstream))                                                            \
   X(cuStreamGetCtx, "cuStreamGetCtx", (CUstream, CUcontext*))                                              \
   X(cuEventCreate, "cuEventCreate", (CUevent*, unsigned))                                                  \
   X(cuEventDestroy, "cuEventDestroy_v2", (CUevent))                                                        \

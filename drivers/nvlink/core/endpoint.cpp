@@ -15,8 +15,9 @@ Endpoint::Endpoint(const Options& options, const Cuda& cuda)
       options_(options),
       devices_(cuda),
       copies_(devices_, completions_, options.streams),
-      stage_server_(devices_, copies_),
-      stage_client_(loop_, devices_, copies_, completions_, asker_) {}
+      pieces_(loop_, devices_),
+      stage_server_(devices_, pieces_),
+      stage_client_(loop_, devices_, pieces_, completions_, asker_) {}
 
 Status Endpoint::open(const mc_option* options, size_t count, std::shared_ptr<Endpoint>& endpoint) {
   Options parsed;
@@ -72,6 +73,7 @@ void Endpoint::close() {
   copies_.settle(driver::deadline_after(kCloseWaitS));
   if (grantor_) grantor_->close();
   loop_.stop();  // it launches copies too
+  pieces_.close(driver::deadline_after(kCloseWaitS));
   copies_.close(driver::deadline_after(kCloseWaitS));
   devices_.close();
 }

@@ -46,6 +46,7 @@ class Endpoint : public driver::PeerEndpoint<Region> {
   const Options options_;
   Devices devices_;
   Copies copies_;
+  PieceCopies pieces_;
   StageServer stage_server_;
   StageClient stage_client_;
   bool closed_ = false;

@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "memory.hpp"
 
@@ -13,6 +15,7 @@ namespace mooncake::nvlink {
 namespace {
 
 constexpr size_t kMostParts = 1024;
+constexpr auto kPieceLook = std::chrono::milliseconds(1);
 
 std::string hex(uint64_t address) {
   char text[32];
@@ -159,6 +162,16 @@ Status describe_gpu(Devices& devices, const driver::PeerInfo& peer, const Region
 }
 
 }  // namespace
+
+Status Region::let_go(uint64_t deadline_ns) {
+  while (pieces.load(std::memory_order_acquire) > 0) {
+    if (driver::now_ns() >= deadline_ns)
+      return failed(MC_TIMEOUT, "the GPU has not ended a copy of the region for a peer; call again");
+    std::this_thread::sleep_for(kPieceLook);
+  }
+  place.pin.reset();
+  return {};
+}
 
 Status make_region(Devices& devices, const mc_memory& memory, std::shared_ptr<Region>& region) {
   auto made = std::make_shared<Region>(memory.region_id, memory.length, memory.key);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -17,6 +18,9 @@
 namespace mooncake::nvlink {
 namespace {
 
+// How long CUDA may take to close what another thread has let go of.
+constexpr double kClosingS = 5.0;
+
 // Something of a peer's in our address space, until the last user has let go.
 class Mapping {
  public:
@@ -25,34 +29,50 @@ class Mapping {
   std::set<int> reachable;
   std::shared_ptr<const Pin> pin;
   std::function<void()> undo;
+  std::string name;  // in the cache; empty: it is not there
 
-  ~Mapping() {
-    pin.reset();
-    if (undo) undo();
-  }
+  ~Mapping();
 };
 using MappingPointer = std::shared_ptr<Mapping>;
 
-// CUDA opens an IPC handle only once in a process; a fabric handle need not be mapped twice.
+// CUDA opens an IPC handle only once in a process; a fabric handle need not be mapped twice. An entry whose
+// pointer has expired is being closed.
 struct Cache {
   std::mutex mutex;
+  std::condition_variable closed;
   std::map<std::string, std::weak_ptr<Mapping>> mappings;
 };
 Cache& cache() { return driver::of_this_process<Cache>(); }
 
+Mapping::~Mapping() {
+  pin.reset();
+  if (undo) undo();
+  if (name.empty()) return;
+  Cache& known = cache();
+  {
+    std::lock_guard lock(known.mutex);
+    known.mappings.erase(name);
+  }
+  known.closed.notify_all();
+}
+
 template <class Make>
 Status open_once(const std::string& name, MappingPointer& mapping, Make make) {
   Cache& known = cache();
-  std::lock_guard lock(known.mutex);
-  std::erase_if(known.mappings, [](const auto& item) { return item.second.expired(); });
-  mapping = known.mappings[name].lock();
-  if (mapping) return {};
-  Status status = make(mapping);
-  if (status.ok())
-    known.mappings[name] = mapping;
-  else
-    known.mappings.erase(name);
-  return status;
+  std::unique_lock lock(known.mutex);
+  auto until = driver::time_point(driver::deadline_after(kClosingS));
+  for (;;) {
+    auto found = known.mappings.find(name);
+    if (found == known.mappings.end()) break;
+    mapping = found->second.lock();
+    if (mapping) return {};
+    if (known.closed.wait_until(lock, until) == std::cv_status::timeout && known.mappings.contains(name))
+      return failed(MC_TIMEOUT, "CUDA does not end closing the peer's memory, which was in use before");
+  }
+  if (Status status = make(mapping); !status.ok()) return status;
+  known.mappings[name] = mapping;
+  mapping->name = name;
+  return {};
 }
 
 // Which GPU's context opens a peer's memory: the GPU that holds it, where this process sees that.

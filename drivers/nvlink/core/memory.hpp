@@ -1,6 +1,7 @@
 // Memory that this driver moves bytes from and to: registered here, or a peer's that was granted.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -25,9 +26,11 @@ struct Place {
 
 struct Region : driver::Owned {
   using Owned::Owned;
-  void let_go() { place.pin.reset(); }
+  // MC_TIMEOUT while this side copies a piece of it for a peer, which may be gone itself.
+  Status let_go(uint64_t deadline_ns);
 
   Place place;
+  std::atomic<uint32_t> pieces{0};               // that are copied now
   std::shared_ptr<const UniqueFd> fd;            // main memory: what peers may map
   std::shared_ptr<const UniqueFd> read_only_fd;  // the same, for peers that only read
   uint64_t fd_offset = 0;

@@ -5,22 +5,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <utility>
 
 namespace mooncake::nvlink {
-namespace {
-
-constexpr uint64_t kLookNs = 1'000'000;
 
 driver::Message stage_message(const StageBody& body) {
   driver::Message message = driver::make_message(driver::MessageKind::kDriver);
   put_body(message, body);
   return message;
 }
-
-}  // namespace
 
 // ------------------------------------------------------------------------------------------------ the buffer
 
@@ -75,198 +69,39 @@ bool StageServer::on_message(driver::Grantor& grantor, const std::shared_ptr<dri
   bool good = body.kind == StageBody::kPiece && buffer && body.slot < StageBuffer::kSlots &&
               body.length <= StageBuffer::kSlotBytes && body.opcode <= MC_WRITE;
   if (!good) return false;
-  Status status = failed(MC_CANCELLED, "the piece was taken back");
+  auto answer = [&grantor, session, body](const Status& status) {
+    driver::Message words = stage_message({StageBody::kAnswer, body.slot, body.opcode, 0, 0, body.length});
+    set_reason(words, status);
+    return grantor.send(session, words);
+  };
   uint32_t posted = StageBuffer::kPosted;
-  if (buffer->turn(body.slot).compare_exchange_strong(posted, StageBuffer::kTaken)) {
-    status = carry_out(grantor, *session, message, body, *buffer);
+  if (!buffer->turn(body.slot).compare_exchange_strong(posted, StageBuffer::kTaken))
+    return answer(failed(MC_CANCELLED, "the piece was taken back"));
+  carry_out(grantor, *session, message.grant, body, *buffer, [buffer, body, answer](const Status& status) {
     buffer->turn(body.slot).store(StageBuffer::kDone, std::memory_order_release);
-  }
-  driver::Message answer = stage_message({StageBody::kAnswer, body.slot, body.opcode, 0, 0, body.length});
-  set_reason(answer, status);
-  return grantor.send(session, answer);
-}
-
-Status StageServer::carry_out(driver::Grantor& grantor, const driver::Session& session,
-                              const driver::Message& message, const StageBody& piece, StageBuffer& buffer) {
-  uint32_t access = piece.opcode == MC_READ ? MC_ACCESS_READ : MC_ACCESS_WRITE;
-  Status refusal;
-  auto owned = grantor.check(session, message.grant, access, piece.offset, piece.length, refusal);
-  if (!owned) return refusal;
-  const Place& place = static_cast<const Region&>(*owned).place;
-  uint64_t memory = place.address + piece.offset, slot = buffer.data(piece.slot);
-  return piece.opcode == MC_READ ? copies_.run(kHost, slot, place.device, memory, piece.length)
-                                 : copies_.run(place.device, memory, kHost, slot, piece.length);
-}
-
-// --------------------------------------------------------------------------------------------- the initiator
-
-void StageClient::add(StagedOp op) {
-  loop_.post([this, op = std::make_shared<StagedOp>(std::move(op))] { begin(op); });
-}
-
-void StageClient::begin(const OpPointer& op) {
-  std::shared_ptr<driver::Link> link = op->remote->link;
-  auto state = std::static_pointer_cast<State>(link->state);
-  if (!state) {
-    state = std::make_shared<State>();
-    std::shared_ptr<const UniqueFd> fd;
-    state->ended = StageBuffer::create(devices_, state->buffer, fd);
-    if (state->ended.ok())
-      asker_->send(link, stage_message({StageBody::kBuffer, 0, 0, 0, 0, 0}), std::move(fd));
-    link->state = state;
-    std::erase_if(links_, [](const auto& known) { return known.expired(); });
-    links_.push_back(link);
-  }
-  if (link->ended && state->ended.ok()) state->ended = link->check_alive();
-  if (link->ended && state->ended.ok())
-    state->ended = failed(MC_CLOSED, "the connection was closed on this side");
-  state->waiting.push_back(op);
-  if (!state->ended.ok()) return give_up(*state, op, state->ended);
-  pump(link, *state);
-}
-
-void StageClient::pump(const std::shared_ptr<driver::Link>& link, State& state) {
-  for (uint32_t slot = 0; slot < StageBuffer::kSlots && !state.waiting.empty(); ++slot) {
-    if (state.pieces[slot].op || state.pieces[slot].given_up) continue;
-    OpPointer op = state.waiting.front();
-    Status status = post(link, state, op, slot);
-    if (!status.ok()) {
-      give_up(state, op, status);
-    } else if (op->begun == op->length) {
-      state.waiting.pop_front();
-    }
-  }
-}
-
-Status StageClient::post(const std::shared_ptr<driver::Link>& link, State& state, const OpPointer& op,
-                         uint32_t slot) {
-  Piece piece{op, op->begun, std::min(StageBuffer::kSlotBytes, op->length - op->begun), false};
-  if (op->opcode == MC_WRITE) {
-    Status status = copies_.run(kHost, state.buffer->data(slot), op->local.device,
-                                op->local.address + piece.at, piece.length);
-    if (!status.ok()) return status;
-  }
-  op->begun += piece.length;
-  ++op->pieces;
-  state.pieces[slot] = piece;
-  state.buffer->turn(slot).store(StageBuffer::kPosted, std::memory_order_release);
-  driver::Message message =
-      stage_message({StageBody::kPiece, slot, op->opcode, 0, op->offset + piece.at, piece.length});
-  message.grant = op->remote->grant;
-  asker_->send(link, message);
-  return {};
-}
-
-bool StageClient::on_message(const std::shared_ptr<driver::Link>& link, const driver::Message& message) {
-  StageBody body;
-  auto state = std::static_pointer_cast<State>(link->state);
-  if (!state || !get_body(message, body) || body.kind != StageBody::kAnswer ||
-      body.slot >= StageBuffer::kSlots)
-    return false;
-  Piece piece = std::exchange(state->pieces[body.slot], Piece{});
-  state->buffer->turn(body.slot).store(StageBuffer::kFree, std::memory_order_relaxed);
-  if (piece.op) {
-    --piece.op->pieces;
-    Status status = reason_of(message);
-    const StagedOp& op = *piece.op;
-    if (status.ok() && op.failure.ok() && op.opcode == MC_READ)
-      status = copies_.run(op.local.device, op.local.address + piece.at, kHost,
-                           state->buffer->data(body.slot), piece.length);
-    if (status.ok()) {
-      finish_if_over(piece.op);
-    } else {
-      give_up(*state, piece.op, status);
-    }
-  }
-  pump(link, *state);
+    answer(status);  // a connection that has ended is seen elsewhere
+  });
   return true;
 }
 
-void StageClient::give_up(State& state, const OpPointer& op, const Status& why) {
-  if (op->failure.ok()) op->failure = why;
-  std::erase(state.waiting, op);
-  for (uint32_t slot = 0; slot < StageBuffer::kSlots; ++slot) {
-    Piece& piece = state.pieces[slot];
-    if (piece.op != op) continue;
-    uint32_t posted = StageBuffer::kPosted;
-    bool back = state.buffer->turn(slot).compare_exchange_strong(posted, StageBuffer::kWithdrawn);
-    // What the owner has begun is waited for: its bytes would land after the completion. Reads land in the
-    // slot only.
-    if (!back && op->opcode == MC_WRITE) continue;
-    piece.op.reset();
-    piece.given_up = true;
-    --op->pieces;
-  }
-  finish_if_over(op);
-}
-
-void StageClient::finish_if_over(const OpPointer& op) {
-  if (op->pieces > 0 || (op->failure.ok() && op->begun < op->length) || op->length == 0) return;
-  Completion done;
-  done.cookie = op->cookie;
-  done.opcode = op->opcode;
-  done.bytes = op->length;
-  if (op->failure.ok()) op->failure = op->remote->link->check_alive();
-  if (!op->failure.ok()) {
-    done.bytes = 0;
-    done.fail(op->failure);
-  }
-  op->remote.reset();
-  op->local.pin.reset();
-  op->length = 0;  // it is over once
-  completions_.push({&done, 1});
-}
-
-void StageClient::cancel(uint64_t cookie, const Status& why) {
-  loop_.post([this, cookie, why] {
-    for (const auto& known : links_) {
-      auto link = known.lock();
-      if (!link || !link->state) continue;
-      auto state = std::static_pointer_cast<State>(link->state);
-      std::vector<OpPointer> found;
-      auto take = [&](const OpPointer& op) {
-        if (op && op->cookie == cookie && std::find(found.begin(), found.end(), op) == found.end())
-          found.push_back(op);
-      };
-      for (const auto& op : state->waiting) take(op);
-      for (const Piece& piece : state->pieces) take(piece.op);
-      for (const auto& op : found) give_up(*state, op, why);
-      if (state->ended.ok()) pump(link, *state);
-    }
-  });
-}
-
-void StageClient::on_end(const std::shared_ptr<driver::Link>& link, const Status& why) {
-  auto state = std::static_pointer_cast<State>(link->state);
-  if (!state) return;
-  if (state->ended.ok()) state->ended = why;
-  std::vector<OpPointer> all(state->waiting.begin(), state->waiting.end());
-  for (const Piece& piece : state->pieces) {
-    if (piece.op) all.push_back(piece.op);
-  }
-  for (const auto& op : all) {
-    if (op->length > 0) give_up(*state, op, why);
-  }
-  wait_for_owner(link, state);
-}
-
-// Pieces that the owner had begun when the connection ended.
-void StageClient::wait_for_owner(const std::shared_ptr<driver::Link>& link,
-                                 const std::shared_ptr<State>& state) {
-  bool dead = !link->peer.same_process && !link->check_alive().ok();
-  bool waits = false;
-  for (uint32_t slot = 0; slot < StageBuffer::kSlots; ++slot) {
-    Piece& piece = state->pieces[slot];
-    if (!piece.op) continue;
-    if (!dead && state->buffer->turn(slot).load(std::memory_order_acquire) == StageBuffer::kTaken) {
-      waits = true;
-      continue;
-    }
-    OpPointer op = std::exchange(piece.op, nullptr);
-    --op->pieces;
-    finish_if_over(op);
-  }
-  if (waits) loop_.at(driver::now_ns() + kLookNs, [this, link, state] { wait_for_owner(link, state); });
+void StageServer::carry_out(driver::Grantor& grantor, const driver::Session& session, uint64_t grant,
+                            const StageBody& piece, StageBuffer& buffer, PieceCopies::Over over) {
+  uint32_t access = piece.opcode == MC_READ ? MC_ACCESS_READ : MC_ACCESS_WRITE;
+  Status refusal;
+  auto owned = grantor.check(session, grant, access, piece.offset, piece.length, refusal);
+  if (!owned) return over(refusal);
+  auto region = std::static_pointer_cast<Region>(owned);
+  const Place& place = region->place;
+  uint64_t memory = place.address + piece.offset, slot = buffer.data(piece.slot);
+  region->pieces.fetch_add(1, std::memory_order_acq_rel);
+  auto done = [region, over = std::move(over)](const Status& status) {
+    region->pieces.fetch_sub(1, std::memory_order_acq_rel);
+    over(status);
+  };
+  if (piece.opcode == MC_READ)
+    copies_.run(kHost, slot, place.device, memory, piece.length, std::move(done));
+  else
+    copies_.run(place.device, memory, kHost, slot, piece.length, std::move(done));
 }
 
 }  // namespace mooncake::nvlink

@@ -10,13 +10,17 @@
 #include <mutex>
 #include <vector>
 
-#include "copies.hpp"
 #include "memory.hpp"
+#include "pieces.hpp"
+#include "support/completions.hpp"
 #include "support/peers/asker.hpp"
 #include "support/peers/grantor.hpp"
 #include "support/peers/loop.hpp"
 
 namespace mooncake::nvlink {
+
+using driver::Completion;
+using driver::Completions;
 
 // The buffer of one connection: slots, each with a word that tells whose turn it is.
 class StageBuffer {
@@ -59,15 +63,16 @@ struct StageBody {
 // At the owner; service thread only.
 class StageServer {
  public:
-  StageServer(Devices& devices, Copies& copies) : devices_(devices), copies_(copies) {}
+  StageServer(Devices& devices, PieceCopies& copies) : devices_(devices), copies_(copies) {}
   bool on_message(driver::Grantor& grantor, const std::shared_ptr<driver::Session>& session,
                   const driver::Message& message, const UniqueFd& passed);
 
  private:
-  Status carry_out(driver::Grantor& grantor, const driver::Session& session, const driver::Message& message,
-                   const StageBody& piece, StageBuffer& buffer);
+  // `over` is called when nothing touches slot and region any more.
+  void carry_out(driver::Grantor& grantor, const driver::Session& session, uint64_t grant,
+                 const StageBody& piece, StageBuffer& buffer, PieceCopies::Over over);
   Devices& devices_;
-  Copies& copies_;
+  PieceCopies& copies_;
 };
 
 // One operation at the initiator.
@@ -84,11 +89,13 @@ struct StagedOp {
   Status failure;
 };
 
+driver::Message stage_message(const StageBody& body);
+
 // At the initiator. add() and cancel() from any thread, the rest on the service thread.
 class StageClient {
  public:
   // The asker is made later than this, and before anything is added.
-  StageClient(driver::Loop& loop, Devices& devices, Copies& copies, Completions& completions,
+  StageClient(driver::Loop& loop, Devices& devices, PieceCopies& copies, Completions& completions,
               const std::unique_ptr<driver::Asker>& asker)
       : loop_(loop), devices_(devices), copies_(copies), completions_(completions), asker_(asker) {}
 
@@ -104,23 +111,33 @@ class StageClient {
     uint64_t at = 0;
     uint64_t length = 0;
     bool given_up = false;  // the op is over; the slot waits for the owner's answer
+    bool copying = false;   // our half is under way
   };
   struct State {  // of a link
     std::shared_ptr<StageBuffer> buffer;
     Piece pieces[StageBuffer::kSlots];
     std::deque<OpPointer> waiting;
     Status ended;
+    bool pumping = false;
   };
+  using StatePointer = std::shared_ptr<State>;
   void begin(const OpPointer& op);
-  void pump(const std::shared_ptr<driver::Link>& link, State& state);
-  Status post(const std::shared_ptr<driver::Link>& link, State& state, const OpPointer& op, uint32_t slot);
+  // Fills free slots.
+  void pump(const std::shared_ptr<driver::Link>& link, const StatePointer& state);
+  void begin_piece(const std::shared_ptr<driver::Link>& link, const StatePointer& state, const OpPointer& op,
+                   uint32_t slot);
+  // The slot has what the owner needs.
+  void post(const std::shared_ptr<driver::Link>& link, const StatePointer& state, uint32_t slot);
+  // Nothing touches the slot any more.
+  void end_piece(const std::shared_ptr<driver::Link>& link, const StatePointer& state, uint32_t slot,
+                 const Status& status);
   void give_up(State& state, const OpPointer& op, const Status& why);
   void finish_if_over(const OpPointer& op);
-  void wait_for_owner(const std::shared_ptr<driver::Link>& link, const std::shared_ptr<State>& state);
+  void wait_for_owner(const std::shared_ptr<driver::Link>& link, const StatePointer& state);
 
   driver::Loop& loop_;
   Devices& devices_;
-  Copies& copies_;
+  PieceCopies& copies_;
   Completions& completions_;
   const std::unique_ptr<driver::Asker>& asker_;
   std::vector<std::weak_ptr<driver::Link>> links_;  // that have a state

@@ -7,3 +7,5 @@ from pathlib import Path
 
 # Tests and the processes that they start share its modules.
 sys.path.insert(0, str(Path(__file__).parent / "double"))
+
+from gpu_fixtures import device, engine, library  # noqa: F401 - of that folder

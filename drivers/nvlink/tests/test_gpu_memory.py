@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from cuda_double import installed
-from cuda_memory import Gpu, fabric, gpu, malloc, mapped, mapped_whole
+from cuda_memory import Gpu, Stream, fabric, malloc, mapped, mapped_whole
+from gpu_fixtures import config
 
-from mooncake_transfer import TransferConfig, TransferEngine
+from mooncake_transfer import TransferEngine
 from mooncake_transfer.errors import DriverUnavailable, RegionRefused, TransferError
 from mooncake_transfer.memory import MemoryRange
 from mooncake_transfer.testing import PeerProcess, digest, pattern
@@ -23,54 +22,6 @@ from mooncake_transfer.testing.namespaces import NetworkPair, NetworkUnavailable
 NBYTES = 5 << 20
 ALL = [[0, 0, NBYTES]]
 DEADLINE_S = 20.0
-
-
-@pytest.fixture(scope="module")
-def library(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A double; its settings are the test's parameter."""
-    with installed(**getattr(request, "param", {})) as library:
-        yield library
-
-
-@pytest.fixture
-def device(library: Path) -> Gpu:
-    """Its GPUs as this process uses them."""
-    return gpu(str(library.parent))
-
-
-@pytest.fixture
-def engine(library: Path, device: Gpu) -> Iterator[TransferEngine]:
-    """An engine of this process; nothing of it is left, and no rule of CUDA was broken."""
-    before = [device.count(what) for what in ("mappings", "streams", "events", "imports")]
-    with TransferEngine(config(library)) as engine:
-        yield engine
-    assert [device.count(what) for what in ("mappings", "streams", "events", "imports")] == before
-    assert device.violation() == ""
-
-
-def config(library: Path, **options: Any) -> TransferConfig:
-    settings = {name: options.pop(name) for name in list(options) if name in ("host", "name")}
-    given = {"nvlink": {"library": str(library), **options}}
-    return TransferConfig(drivers=("nvlink",), driver_options=given, **settings)
-
-
-class Stream:
-    """A user's stream, which can be held up."""
-
-    def __init__(self, device: Gpu) -> None:
-        self._device = device
-        self.handle = ctypes.c_void_p()
-        device.within("cuStreamCreate", ctypes.byref(self.handle), 1)
-        self._callbacks: list[Any] = []
-
-    def then(self, function: Any) -> None:
-        """Have a function called when the work before it is done; work after it waits."""
-        callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: function())
-        self._callbacks.append(callback)
-        self._device.call("cuLaunchHostFunc", self.handle, callback, None)
-
-    def close(self) -> None:
-        self._device.within("cuStreamDestroy_v2", self.handle)
 
 
 def test_a_transfer_follows_a_stream(engine: TransferEngine, device: Gpu) -> None:

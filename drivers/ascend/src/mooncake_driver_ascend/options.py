@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -38,6 +39,8 @@ class AscendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         host: numeric address of this machine that peers reach; HIXL advises against the loopback.
         buffer_pool: HIXL's BufferPool, buffers and MiB of each. Main memory needs it, and every engine the
             same; ``0:0`` switches it off.
+        path: what HIXL's links go over: ``hccs``, ``rdma``, or ``auto``, as HIXL chooses. To name one needs
+            CANN 9.1. By RDMA main memory of ``aclrtMallocHost`` is registered, and goes directly.
         rdma_traffic_class: HIXL's RdmaTrafficClass, a multiple of 4.
         rdma_service_level: HIXL's RdmaServiceLevel.
         queue_depth: how many operations may be under way or waiting to be fetched.
@@ -53,6 +56,7 @@ class AscendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     devices: str | int = "0"
     host: str = "127.0.0.1"
     buffer_pool: str = "4:8"
+    path: Literal["auto", "hccs", "rdma"] = "auto"
     rdma_traffic_class: int = 132
     rdma_service_level: int = 4
     queue_depth: int = 4096

@@ -69,9 +69,34 @@ struct Link {
   std::vector<Range> theirs, ours;  // when the link was made
 };
 struct Request {
-  bool over = false;
+  bool waiting = false;
   bool good = true;
 };
+
+// Bytes on their way over a link that has not ended: they may land at any time.
+struct UnderWay {
+  const void* engine;
+  std::string remote;
+  pid_t pid;
+  TransferOp operation;
+  TransferOpDesc desc;
+};
+std::vector<UnderWay>& under_way() {  // with the mutex of the state
+  static auto* all = new std::vector<UnderWay>;
+  return *all;
+}
+
+bool move(pid_t pid, TransferOp operation, const TransferOpDesc& desc) {
+  iovec ours{reinterpret_cast<void*>(desc.local_addr), desc.len};
+  iovec theirs{reinterpret_cast<void*>(desc.remote_addr), desc.len};
+  auto call = operation == READ ? process_vm_readv : process_vm_writev;
+  return call(pid, &ours, 1, &theirs, 1, 0) == static_cast<ssize_t>(desc.len);
+}
+
+bool holds(const std::vector<Range>& all, uint64_t address, uint64_t length) {
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Range& range) { return range.holds(address, length); });
+}
 
 }  // namespace
 
@@ -79,6 +104,7 @@ class Hixl::HixlImpl {
  public:
   std::thread::id thread = std::this_thread::get_id();
   bool pool = true;
+  bool rdma = false;  // HCCS, which leads to every NPU of a machine
   int listener = -1;
   int stop[2] = {-1, -1};
   std::thread server;
@@ -133,7 +159,16 @@ Status Hixl::Initialize(const AscendString& local, const std::map<AscendString, 
   if (!parse(local.GetString(), at)) return PARAM_INVALID;
   auto made = std::make_unique<HixlImpl>();
   for (const auto& [name, value] : options) {
-    if (std::string(name.GetString()) == "BufferPool") made->pool = std::string(value.GetString()) != "0:0";
+    std::string known = name.GetString(), given = value.GetString();
+    if (known == "BufferPool") {
+      made->pool = given != "0:0";
+    } else if (known == "GlobalResourceConfig") {
+      made->rdma = given.find("\"roce:device\"") != std::string::npos;
+      bool path = made->rdma || given.find("\"hccs:device\"") != std::string::npos;
+      if (!path || given.find("listen_port") == std::string::npos) return PARAM_INVALID;
+    } else if (known != "RdmaTrafficClass" && known != "RdmaServiceLevel") {
+      return PARAM_INVALID;
+    }
   }
   made->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   int on = 1;
@@ -157,9 +192,14 @@ void Hixl::Finalize() {
   close(impl_->listener);
   for (int client : impl_->clients) end(client);
   for (auto& [name, link] : impl_->links) end(link.fd);
-  if (!impl_->registered.empty()) {
+  {
+    // Links that would not end, and with them what they use, end here at the latest.
     std::lock_guard lock(acl_double::state().mutex);
-    acl_double::state().violations = "Finalize came before DeregisterMem";
+    std::erase_if(under_way(), [this](const UnderWay& piece) { return piece.engine == impl_.get(); });
+    if (!impl_->registered.empty() && impl_->links.empty())
+      acl_double::state().violations = "Finalize came before DeregisterMem";
+    for (const auto& [handle, range] : impl_->registered)
+      acl_double::state().registered.erase(acl_double::state().registered.find(range.begin));
   }
   impl_.reset();
 }
@@ -176,11 +216,14 @@ Status Hixl::RegisterMem(const MemDesc& mem, MemType type, MemHandle& handle) {
     std::lock_guard inside(acl_double::state().mutex);
     if (acl_double::on_device(mem.addr, mem.len) != device) return PARAM_INVALID;
     if (device && (mem.addr % kHugePage != 0 || mem.len % kHugePage != 0)) return PARAM_INVALID;
+    if (!device && !acl_double::is_pinned(mem.addr, mem.len)) return PARAM_INVALID;
     // Of the process.
     auto& all = acl_double::state().registered;
     if (all.size() >= kMostRegistrations) return RESOURCE_EXHAUSTED;
     uint64_t total = mem.len;
-    for (const auto& [begin, end] : all) total += end - begin;
+    for (const auto& [begin, end] : all) {
+      if (acl_double::on_device(begin, end - begin) == device) total += end - begin;
+    }
     if (total > (device ? kMostDeviceBytes : kMostHostBytes)) return RESOURCE_EXHAUSTED;
     all.emplace(range.begin, range.end);
   }
@@ -239,6 +282,14 @@ Status Hixl::Disconnect(const AscendString& remote, int32_t) {
   if (!impl_ || !impl_->here()) return PARAM_INVALID;
   auto found = impl_->links.find(remote.GetString());
   if (found == impl_->links.end()) return NOT_CONNECTED;
+  std::lock_guard lock(acl_double::state().mutex);
+  if (long& left = acl_double::state().controls["fail disconnect"]; left > 0) {
+    --left;
+    return TIMEOUT;
+  }
+  std::erase_if(under_way(), [&](const UnderWay& piece) {
+    return piece.engine == impl_.get() && piece.remote == remote.GetString();
+  });
   end(found->second.fd);
   impl_->links.erase(found);
   return SUCCESS;
@@ -250,29 +301,34 @@ Status Hixl::TransferAsync(const AscendString& remote, TransferOp operation,
   auto found = impl_->links.find(remote.GetString());
   if (found == impl_->links.end()) return NOT_CONNECTED;
   Link& link = found->second;
-  auto* request = new Request;
-  req = request;
-  request->over = true;
+  auto registered = [&](const TransferOpDesc& desc) {
+    return holds(link.ours, desc.local_addr, desc.len) && holds(link.theirs, desc.remote_addr, desc.len);
+  };
+  bool direct = std::all_of(descs.begin(), descs.end(), registered), good = direct || impl_->pool;
+  std::lock_guard lock(acl_double::state().mutex);
+  bool fails = acl_double::due("fail transfer");
+  bool held = acl_double::state().controls["hold transfers"] != 0;
   for (const TransferOpDesc& desc : descs) {
-    auto holds = [](const std::vector<Range>& all, uint64_t address, uint64_t length) {
-      return std::any_of(all.begin(), all.end(), [&](const Range& r) { return r.holds(address, length); });
-    };
-    bool local = holds(link.ours, desc.local_addr, desc.len);
-    bool there = holds(link.theirs, desc.remote_addr, desc.len);
-    // What is not registered on both sides goes through HIXL's buffers, as main memory.
-    bool device_here;
-    {
-      std::lock_guard lock(acl_double::state().mutex);
-      device_here = acl_double::on_device(desc.local_addr, desc.len);
-    }
-    if ((!local || !there) && !impl_->pool) request->good = false;
-    if (!local && device_here) request->good = false;
-    if (!request->good) break;
-    iovec ours{reinterpret_cast<void*>(desc.local_addr), desc.len};
-    iovec theirs{reinterpret_cast<void*>(desc.remote_addr), desc.len};
-    auto call = operation == READ ? process_vm_readv : process_vm_writev;
-    if (call(link.pid, &ours, 1, &theirs, 1, 0) != static_cast<ssize_t>(desc.len)) request->good = false;
+    bool device_here = acl_double::on_device(desc.local_addr, desc.len);
+    bool device_there = std::any_of(link.theirs.begin(), link.theirs.end(), [&](const Range& range) {
+      return range.device && range.holds(desc.remote_addr, desc.len);
+    });
+    // What is not registered on both sides goes through HIXL's buffers, as main memory. By HCCS only device
+    // memory goes directly.
+    if (!direct && device_here && !holds(link.ours, desc.local_addr, desc.len)) good = false;
+    if (direct && !impl_->rdma && !(device_here && device_there)) good = false;
+    if (!good) break;
+    if (held || fails)
+      under_way().push_back({impl_.get(), remote.GetString(), link.pid, operation, desc});
+    else
+      good = move(link.pid, operation, desc);
   }
+  ++acl_double::state().counts[!direct ? "pool" : impl_->rdma ? "rdma" : "hccs"];
+  if (fails) return FAILED;
+  auto* request = new Request;
+  request->waiting = held && good;
+  request->good = good;
+  req = request;
   return SUCCESS;
 }
 
@@ -280,8 +336,21 @@ Status Hixl::GetTransferStatus(const TransferReq& req, TransferStatus& status) {
   if (!impl_ || !impl_->here()) return PARAM_INVALID;
   auto* request = static_cast<Request*>(req);
   status = request->good ? TransferStatus::COMPLETED : TransferStatus::FAILED;
-  delete request;
+  if (request->waiting)
+    status = TransferStatus::WAITING;
+  else
+    delete request;
   return SUCCESS;
 }
 
 }  // namespace hixl
+
+// Has what is under way arrive now; says how much that was.
+extern "C" __attribute__((visibility("default"))) long hixl_double_land() {
+  std::lock_guard lock(acl_double::state().mutex);
+  long landed = 0;
+  for (const hixl::UnderWay& piece : hixl::under_way())
+    landed += hixl::move(piece.pid, piece.operation, piece.desc) ? 1 : 0;
+  hixl::under_way().clear();
+  return landed;
+}

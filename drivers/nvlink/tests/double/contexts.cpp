@@ -19,6 +19,11 @@ std::vector<Context*>& stack() {
   return contexts;
 }
 
+bool due(const char* control) {
+  int& left = state().controls[control];
+  return left > 0 && --left == 0;
+}
+
 Context* current() { return stack().empty() ? nullptr : stack().back(); }
 
 namespace {
@@ -54,7 +59,8 @@ void work(Stream* stream) {
   State& all = state();
   std::unique_lock lock(all.mutex);
   for (;;) {
-    all.changed.wait(lock, [&] { return !stream->tasks.empty() || stream->ending; });
+    all.changed.wait(lock,
+                     [&] { return stream->ending || (!stream->tasks.empty() && all.controls["hold"] == 0); });
     if (stream->tasks.empty()) return;
     auto task = std::move(stream->tasks.front());
     stream->tasks.pop_front();
@@ -126,6 +132,7 @@ size_t run_of(CUdeviceptr address, size_t bytes) {
 CUresult enqueue_copy(Context* context, Stream* stream, CUdeviceptr to, CUdeviceptr from, size_t bytes,
                       bool through_host) {
   if (bytes == 0) return CUDA_SUCCESS;
+  if (due("fail copy")) return CUDA_ERROR_OUT_OF_MEMORY;
   ++state().copies;
   for (size_t done = 0; done < bytes;) {
     size_t piece = std::min(run_of(to + done, bytes - done), run_of(from + done, bytes - done));
@@ -360,6 +367,7 @@ DOUBLE_API cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned fla
   for (auto& context : state().contexts) known = known || context->streams.contains(stream);
   Event* event = event_of(event_handle);
   if (!known || event == nullptr || flags != 0) return CUDA_ERROR_INVALID_HANDLE;
+  if (due("fail wait")) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t until = event->recorded;
   put(stream, [event, until] {
     State& all = state();
@@ -367,6 +375,13 @@ DOUBLE_API cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned fla
     all.changed.wait(inside, [&] { return event->reached >= until; });
   });
   return CUDA_SUCCESS;
+}
+
+DOUBLE_API cuStreamQuery(CUstream handle) {
+  DOUBLE_ENTER_CONTEXT();
+  Stream* stream = stream_of(context, handle);
+  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  return stream->tasks.empty() && !stream->busy ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 DOUBLE_API cuStreamSynchronize(CUstream handle) {
@@ -412,6 +427,7 @@ DOUBLE_API cuEventRecord(CUevent handle, CUstream stream_handle) {
   Stream* stream = stream_of(context, stream_handle);
   // The event must be of the stream's context.
   if (event == nullptr || stream == nullptr || event->context != context) return CUDA_ERROR_INVALID_HANDLE;
+  if (due("fail record")) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t number = ++event->recorded;
   put(stream, [event, number] {
     std::lock_guard inside(state().mutex);

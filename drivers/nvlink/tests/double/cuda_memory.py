@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mooncake_transfer.memory import MemoryRange
 
-__all__ = ["Gpu", "GpuMemory", "fabric", "gpu", "malloc", "managed", "mapped", "mapped_whole"]
+__all__ = [
+    "Gpu",
+    "GpuMemory",
+    "Stream",
+    "fabric",
+    "gpu",
+    "malloc",
+    "managed",
+    "mapped",
+    "mapped_whole",
+    "part",
+]
 
 Bytes = npt.NDArray[np.uint8]
 GRANULARITY = 2 << 20
 POSIX_FD, FABRIC = 1, 8
 PTR = ctypes.c_uint64
+SEGMENT_BYTES = 16 << 20
+_parts = itertools.count()
 
 
 class _Location(ctypes.Structure):
@@ -73,9 +89,18 @@ class Gpu:
         return np.frombuffer(buffer, np.uint8)
 
     def count(self, what: str) -> int:
-        """How many there are now: copies, batches, mappings, streams, events, imports."""
-        names = ("copies", "batches", "mappings", "streams", "events", "imports")
+        """How many there are now: copies, batches, mappings, streams, events, imports, closing."""
+        names = ("copies", "batches", "mappings", "streams", "events", "imports", "closing")
         return int(self.cuda.cuda_double_count(names.index(what)))
+
+    @contextmanager
+    def control(self, name: str, value: int) -> Iterator[None]:
+        """How calls go on within the block: see ``cuda_double_set``."""
+        self.cuda.cuda_double_set(name.encode(), value)
+        try:
+            yield
+        finally:
+            self.cuda.cuda_double_set(name.encode(), 0)
 
     def violation(self) -> str:
         """A rule that was broken without CUDA noticing; empty: none was."""
@@ -124,6 +149,25 @@ def gpu(folder: str = "") -> Gpu:
     return Gpu(Path(folder or os.environ["LD_LIBRARY_PATH"].partition(":")[0]) / "libcuda.so.1")
 
 
+class Stream:
+    """A user's stream, which can be held up."""
+
+    def __init__(self, device: Gpu) -> None:
+        self._device = device
+        self.handle = ctypes.c_void_p()
+        device.within("cuStreamCreate", ctypes.byref(self.handle), 1)
+        self._callbacks: list[Any] = []
+
+    def then(self, function: Any) -> None:
+        """Have a function called when the work before it is done; work after it waits."""
+        callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: function())
+        self._callbacks.append(callback)
+        self._device.call("cuLaunchHostFunc", self.handle, callback, None)
+
+    def close(self) -> None:
+        self._device.within("cuStreamDestroy_v2", self.handle)
+
+
 class GpuMemory:
     """What the suite calls DeviceMemory."""
 
@@ -159,6 +203,19 @@ def malloc(nbytes: int) -> GpuMemory:
     """Of cuMemAlloc, not at the beginning of its allocation: it is in the middle, as tensors of torch are."""
     device = gpu(os.environ["LD_LIBRARY_PATH"].partition(":")[0])
     return GpuMemory(device, nbytes, device.malloc(nbytes + 512), skip=512)
+
+
+@cache
+def _segment(folder: str) -> tuple[list[tuple[int, int]], Callable[[], None]]:
+    return gpu(folder).malloc(SEGMENT_BYTES)
+
+
+def part(nbytes: int) -> GpuMemory:
+    """One after the other of one allocation that stays, as tensors of one segment of torch are."""
+    folder = os.environ["LD_LIBRARY_PATH"].partition(":")[0]
+    ((base, _),), _ = _segment(folder)
+    begin = base + nbytes * next(_parts)
+    return GpuMemory(gpu(folder), nbytes, ([(begin, nbytes)], lambda: None))
 
 
 def managed(nbytes: int) -> GpuMemory:

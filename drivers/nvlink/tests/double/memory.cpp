@@ -282,6 +282,9 @@ DOUBLE_API cuIpcCloseMemHandle(CUdeviceptr address) {
   settle(lock);
   auto range = at(address, Kind::kIpc);
   if (!range) return CUDA_ERROR_INVALID_VALUE;
+  ++state().closing;
+  state().changed.wait(lock, [] { return state().controls["hold closing"] == 0; });
+  --state().closing;
   range->physical->head->importers.fetch_sub(1);
   munmap(reinterpret_cast<void*>(range->base), range->bytes);
   std::erase_if(state().opened_ipc, [&](const auto& item) { return item.second == address; });
@@ -439,54 +442,4 @@ DOUBLE_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, 
   *handle = state().next_id++;
   state().handles[*handle] = {std::move(physical), 1};
   return CUDA_SUCCESS;
-}
-
-// ------------------------------------------------------------------------------------- for tests, not of
-// CUDA
-
-// Where the CPU may look at GPU memory; null for an unknown address.
-extern "C" __attribute__((visibility("default"))) void* cuda_double_bytes(CUdeviceptr address) {
-  std::lock_guard lock(state().mutex);
-  auto range = find(address, 1);
-  return range ? range->data + (address - range->base) : nullptr;
-}
-
-// How many rules were broken that CUDA itself does not check; `first` gets words for one.
-extern "C" __attribute__((visibility("default"))) int cuda_double_violations(char* first, size_t capacity) {
-  std::lock_guard lock(state().mutex);
-  const auto& all = state().violations;
-  if (!all.empty() && capacity > 0) {
-    std::strncpy(first, all.front().c_str(), capacity - 1);
-    first[capacity - 1] = 0;
-  }
-  return static_cast<int>(all.size());
-}
-
-// 0: copies, 1: batches, 2: registrations of main memory and mappings of a peer's, 3: streams, 4: events, 5:
-// IPC handles open.
-extern "C" __attribute__((visibility("default"))) uint64_t cuda_double_count(int what) {
-  std::lock_guard lock(state().mutex);
-  State& all = state();
-  uint64_t streams = 0, events = 0;
-  for (auto& context : all.contexts) {
-    streams += context->streams.size();
-    events += context->events.size();
-  }
-  switch (what) {
-    case 0:
-      return all.copies;
-    case 1:
-      return all.batches;
-    case 2:
-      return static_cast<uint64_t>(std::count_if(all.ranges.begin(), all.ranges.end(), [](const auto& item) {
-        const Range& range = *item.second;
-        return range.kind == Kind::kHost || (range.physical && range.physical->imported);
-      }));
-    case 3:
-      return streams;
-    case 4:
-      return events;
-    default:
-      return all.opened_ipc.size();
-  }
 }

@@ -103,6 +103,8 @@ struct State {
   std::vector<std::string> violations;  // of rules that CUDA does not check, but does not survive either
   uint64_t copies = 0;
   uint64_t batches = 0;
+  uint64_t closing = 0;                 // calls of cuIpcCloseMemHandle now
+  std::map<std::string, int> controls;  // see cuda_double_set
 };
 
 State& state();
@@ -113,6 +115,9 @@ std::shared_ptr<Physical> make_physical(uint64_t bytes, int device, uint32_t han
 std::shared_ptr<Physical> open_physical(int fd);  // takes the descriptor
 // The range that holds all of [address, address + bytes); null when there is none. With the mutex.
 std::shared_ptr<Range> find(uint64_t address, uint64_t bytes);
+
+// Whether the call that a test has named by this control is now: "1" is the next one. With the mutex.
+bool due(const char* control);
 
 // Both shapes of cuMemcpyBatchAsync.
 CUresult enqueue_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
