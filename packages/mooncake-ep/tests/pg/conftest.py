@@ -73,13 +73,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 Launch = Callable[..., Ranks]
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of a module at each of its `PLACES`."""
+    places = getattr(metafunc.module, "PLACES", None)
+    if places and "launch" in metafunc.fixturenames:
+        metafunc.parametrize("launch", places, indirect=True, ids=[place or "host" for place in places])
+
+
 @pytest.fixture
-def launch(fork_server: subprocess.Popen[str], tmp_path: Path) -> Iterator[Launch]:
-    """`launch(function, world, ranks=None, **arguments)` calls the function in a process of each rank."""
+def launch(
+    fork_server: subprocess.Popen[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Launch]:
+    """`launch(function, world, ranks=None, **arguments)` calls the function in a process of each rank.
+
+    A parameter of the fixture, or `place`: where ranks are, as fork_server.py says.
+    """
     started: list[Ranks] = []
+    everywhere = getattr(request, "param", None)
 
     def start(
-        function: Callable[..., Any], world: int, ranks: Sequence[int] | None = None, **arguments: Any
+        function: Callable[..., Any],
+        world: int,
+        ranks: Sequence[int] | None = None,
+        place: Any = everywhere,
+        **arguments: Any,
     ) -> Ranks:
         numbers = list(range(world)) if ranks is None else list(ranks)
         order = {
@@ -89,6 +106,7 @@ def launch(fork_server: subprocess.Popen[str], tmp_path: Path) -> Iterator[Launc
             "world": world,
             "folder": str(tmp_path),
             "arguments": arguments,
+            "place": place,
         }
         assert fork_server.stdin is not None
         assert fork_server.stdout is not None

@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from mooncake_ep import pg
 
+PLACES = [None, "apart"]
+
 WORLD = 3
 LARGE = 40_000  # elements: several chunks, and reductions in two steps
 

@@ -15,6 +15,8 @@ import torch.distributed as dist
 
 from mooncake_ep import pg
 
+PLACES = [None, "apart"]
+
 WORLD = 4
 COUNT = 40_000
 PLENTY_S = 100.0  # of waits that a healthy run never comes near

@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from mooncake_ep import pg
 
+PLACES = [None, "apart"]
+
 LARGE = 300_000  # elements: more than a ring holds
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mooncake_ep._core import GroupEngine
+from mooncake_ep.pg.engine import GroupEngine
 from mooncake_ep.pg.errors import CollectiveMismatch
 from mooncake_ep.pg.types import Staged, flat, op_of, span, type_of
 from mooncake_ep.pg.work import GroupWork, SequenceWork

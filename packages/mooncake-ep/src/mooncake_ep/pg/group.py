@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from mooncake_ep._core import GroupEngine, GroupResult
 from mooncake_ep.pg.collectives import Collectives
+from mooncake_ep.pg.engine import GroupEngine, GroupResult
 from mooncake_ep.pg.messages import Messages
 from mooncake_ep.pg.options import MooncakeBackendOptions
 from mooncake_ep.pg.types import Staged

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from mooncake_ep._core import GroupEngine
+from mooncake_ep.pg.engine import GroupEngine
 from mooncake_ep.pg.errors import CollectiveMismatch
 from mooncake_ep.pg.types import flat, span
 from mooncake_ep.pg.work import GroupWork, MessageWork

@@ -8,7 +8,10 @@ import torch
 
 from mooncake_ep.pg.errors import GroupUnavailable
 
-__all__ = ["MooncakeBackendOptions"]
+__all__ = ["SHARED", "WIRE", "MooncakeBackendOptions"]
+
+SHARED, WIRE = "shared", "wire"
+ENGINES = (SHARED, WIRE)
 
 
 class MooncakeBackendOptions:
@@ -20,6 +23,9 @@ class MooncakeBackendOptions:
 
     `is_extension`: this process comes to a group that exists. Until `join_group()` it works alone.
     `max_group_size`: how far the group can grow, up to 1024 ranks; not less than its size.
+    `engine`: how ranks reach each other, the same on all. "shared": memory of one host; "wire": connections
+    between hosts; None: "shared" where all first ranks are on one host, else "wire".
+    `host`: the address under which ranks of other hosts reach this one; None: any of its interfaces'.
     """
 
     def __init__(
@@ -30,6 +36,8 @@ class MooncakeBackendOptions:
         *,
         auto_deactivate_on_failure: bool = True,
         auto_sync_on_failure: bool = True,
+        engine: str | None = None,
+        host: str | None = None,
     ) -> None:
         if not (auto_deactivate_on_failure and auto_sync_on_failure):
             raise GroupUnavailable(
@@ -41,6 +49,9 @@ class MooncakeBackendOptions:
         if active_ranks is not None and not isinstance(active_ranks, torch.Tensor):
             active_ranks = torch.tensor(list(active_ranks), dtype=torch.int32)
         self.active_ranks: torch.Tensor | None = active_ranks
+        if engine not in (None, *ENGINES):
+            raise GroupUnavailable(f"engine is {engine!r}; choose of {ENGINES}, or None")
+        self.engine, self.host = engine, host
         self.is_extension = is_extension
         self.max_group_size: int | None = None if max_group_size is None else int(max_group_size)
 

@@ -22,7 +22,7 @@ from mooncake_ep.pg.errors import (
 )
 
 if TYPE_CHECKING:
-    from mooncake_ep._core import GroupResult
+    from mooncake_ep.pg.engine import GroupResult
     from mooncake_ep.pg.group import MooncakeProcessGroup
 
 __all__ = ["CollectiveWork", "DoneWork", "GroupWork", "MessageWork", "SequenceWork", "error_of"]
