@@ -60,8 +60,6 @@ class Endpoint {
 
   Status start();
   // Each returns how many completions it wrote to `finished`, which has room for one of each operation.
-  size_t copy_now(const mc_op* ops, size_t count, Completion* finished);
-  size_t hand_over(const mc_op* ops, size_t count, Completion* finished);
   void run(const std::shared_ptr<Job>& job);
   Status add_key(Region& region, const Digest& key, uint32_t access, KeyBlob* blob);
   KeyBlob blob_of(const RegionKey& key) const;

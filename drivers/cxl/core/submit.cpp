@@ -1,9 +1,7 @@
-// The way of an operation through submit() and poll(). Small ones are over when submit() returns, without
-// a lock, an allocation or a system call on the way, except for the lock of the completion queue.
-#include <algorithm>
+// The way of an operation through submit() and poll(). Small ones are over when submit() returns.
+#include "support/copies/submit.hpp"
+
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include "endpoint.hpp"
 
@@ -16,14 +14,20 @@ class Endpoint::Visit {
   Visit(const Visit&) = delete;
   Visit& operator=(const Visit&) = delete;
 
-  void at(RemoteRegion* remote, Completion* next) {
+  // What was proved before was told of: completions are counted from here on.
+  void begin(Completion* first) { first_ = first; }
+
+  // It need not be waited for; what is not allowed is refused by copy().
+  bool at(RemoteRegion* remote, Completion* next) {
     if (remote == remote_) [[likely]]
-      return;
+      return true;
     close();
     remote_ = remote;
     first_ = next;
     entered_ = remote->enter(&use_);
+    return true;
   }
+  bool has_stores() const { return true; }
 
   Status copy(const mc_op& op, const Region& local, Stores stores) const {
     if (!entered_.ok()) return entered_;
@@ -61,75 +65,16 @@ class Endpoint::Visit {
 };
 
 Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
-  size_t taken = completions_.reserve(count);
-  uint64_t total = 0;
-  for (size_t i = 0; i < taken; ++i) total = std::max(total, total + ops[i].length);
-  bool at_once = total <= options_.inline_bytes;
-  Completion one;
-  std::vector<Completion> many(taken > 1 ? taken : 0);
-  Completion* finished = taken > 1 ? many.data() : &one;
-  size_t done = at_once ? copy_now(ops, taken, finished) : hand_over(ops, taken, finished);
-  completions_.push({finished, done});
-  *accepted = taken;
-  return taken == count ? Status{} : failed(MC_AGAIN, "the queue is full; fetch completions first");
-}
-
-size_t Endpoint::copy_now(const mc_op* ops, size_t count, Completion* finished) {
+  Status status;
+  auto taken = driver::take_operations(ops, count, completions_, accepted, status);
   Operands named(connections_, regions_, remotes_);
-  Visit visit;
-  Completion* next = finished;
-  for (size_t i = 0; i < count; ++i) {
-    const mc_op& op = ops[i];
-    Status status;
-    if (!named.resolve(op)) {
-      status = named.status();
-    } else {
-      RemoteRegion* remote = named.remote().get();
-      if (remote != visit.remote()) visit.prove(next);
-      visit.at(remote, next);
-      status = op.length < options_.streaming_bytes
-                   ? visit.copy(op, *named.local(), Stores::kCached)
-                   : copies_.tuned(
-                         op.length, [&](Stores stores) { return visit.copy(op, *named.local(), stores); });
-    }
-    next->cookie = op.cookie;
-    next->opcode = static_cast<mc_opcode>(op.opcode);
-    if (status.ok()) {
-      next->bytes = op.length;
-    } else {
-      next->fail(status);
-    }
-    ++next;
+  if (driver::total_length(taken) <= options_.inline_bytes) {
+    driver::copy_at_once<Visit>(taken, named, copies_, options_.streaming_bytes, completions_,
+                                [](const mc_op&) {});
+    return status;
   }
-  visit.prove(next);
-  return static_cast<size_t>(next - finished);
-}
-
-size_t Endpoint::hand_over(const mc_op* ops, size_t count, Completion* finished) {
-  Operands named(connections_, regions_, remotes_);
-  std::shared_ptr<Job> job;
-  std::vector<std::shared_ptr<Job>> jobs;
-  Completion* next = finished;
-  for (size_t i = 0; i < count; ++i) {
-    const mc_op& op = ops[i];
-    if (!named.resolve(op)) {
-      next->cookie = op.cookie;
-      next->opcode = static_cast<mc_opcode>(op.opcode);
-      next->fail(named.status());
-      ++next;
-      continue;
-    }
-    if (!job || job->remote != named.remote() || job->local != named.local()) {
-      job = jobs.emplace_back(std::make_shared<Job>());
-      job->connection = named.connection();
-      job->local = named.local();
-      job->remote = named.remote();
-      job->moves.reserve(count - i);
-    }
-    job->add(op);
-  }
-  for (const auto& whole : jobs) run(whole);
-  return static_cast<size_t>(next - finished);
+  for (const auto& job : driver::jobs_of<Job>(taken, named, completions_)) run(job);
+  return status;
 }
 
 void Endpoint::run(const std::shared_ptr<Job>& job) {

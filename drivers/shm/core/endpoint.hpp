@@ -58,9 +58,7 @@ class Endpoint {
 
   Status start();
   // Each returns how many completions it wrote to `finished`, which has room for one of each operation.
-  size_t copy_now(const mc_op* ops, size_t count, Completion* finished);
-  size_t hand_over(const mc_op* ops, size_t count, Completion* finished);
-  void park(const mc_op& op, const Operands& named, std::shared_ptr<Job>& job);
+  void place(const std::shared_ptr<Job>& job);
 
   const Options options_;
   const uint32_t generation_;

@@ -1,9 +1,7 @@
-// The way of an operation through submit() and poll(). Small ones are over when submit() returns, without
-// a lock, an allocation or a system call on the way, except for the lock of the completion queue.
-#include <algorithm>
+// The way of an operation through submit() and poll(). Small ones are over when submit() returns.
+#include "support/copies/submit.hpp"
+
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include "endpoint.hpp"
 #include "os.hpp"
@@ -16,6 +14,9 @@ class Endpoint::Visit {
   ~Visit() { close(); }
   Visit(const Visit&) = delete;
   Visit& operator=(const Visit&) = delete;
+
+  // What was proved before was told of: completions are counted from here on.
+  void begin(Completion* first) { first_ = first; }
 
   // False when the region is not open: then the operation has to wait, or to be told why it is not.
   bool at(RemoteRegion* remote, Completion* next) {
@@ -52,7 +53,7 @@ class Endpoint::Visit {
   }
 
   // Otherwise the kernel copies.
-  bool mapped() const { return access_->mapping() != nullptr; }
+  bool has_stores() const { return access_->mapping() != nullptr; }
   RemoteRegion* remote() const { return remote_; }
 
  private:
@@ -70,94 +71,25 @@ class Endpoint::Visit {
 };
 
 Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
-  size_t taken = completions_.reserve(count);
-  uint64_t total = 0;
-  for (size_t i = 0; i < taken; ++i) total = std::max(total, total + ops[i].length);
-  bool at_once = total <= options_.inline_bytes;
-  Completion one;
-  std::vector<Completion> many(taken > 1 ? taken : 0);
-  Completion* finished = taken > 1 ? many.data() : &one;
-  size_t done = at_once ? copy_now(ops, taken, finished) : hand_over(ops, taken, finished);
-  completions_.push({finished, done});
-  *accepted = taken;
-  return taken == count ? Status{} : failed(MC_AGAIN, "the queue is full; fetch completions first");
-}
-
-size_t Endpoint::copy_now(const mc_op* ops, size_t count, Completion* finished) {
+  Status status;
+  auto taken = driver::take_operations(ops, count, completions_, accepted, status);
   Operands named(connections_, regions_, remotes_);
-  Visit visit;
-  Completion* next = finished;
-  for (size_t i = 0; i < count; ++i) {
-    const mc_op& op = ops[i];
-    Status status;
-    if (!named.resolve(op)) {
-      status = named.status();
-    } else {
-      RemoteRegion* remote = named.remote().get();
-      if (remote != visit.remote()) visit.prove(next);
-      if (!visit.at(remote, next)) {
-        std::shared_ptr<Job> job;
-        park(op, named, job);
-        pool_.add(job);
-        initiator_.place(job);
-        continue;
-      }
-      status =
-          op.length < options_.streaming_bytes || !visit.mapped()
-              ? visit.copy(op, *named.local(), Stores::kCached)
-              : pool_.tuned(op.length, [&](Stores stores) { return visit.copy(op, *named.local(), stores); });
-    }
-    next->cookie = op.cookie;
-    next->opcode = static_cast<mc_opcode>(op.opcode);
-    if (status.ok()) {
-      next->bytes = op.length;
-    } else {
-      next->fail(status);
-    }
-    ++next;
+  if (driver::total_length(taken) <= options_.inline_bytes) {
+    driver::copy_at_once<Visit>(taken, named, pool_, options_.streaming_bytes, completions_,
+                                [&](const mc_op& op) {
+                                  auto job = driver::job_of<Job>(named);
+                                  job->add(op);
+                                  place(job);
+                                });
+    return status;
   }
-  visit.prove(next);
-  return static_cast<size_t>(next - finished);
+  for (const auto& job : driver::jobs_of<Job>(taken, named, completions_)) place(job);
+  return status;
 }
 
-size_t Endpoint::hand_over(const mc_op* ops, size_t count, Completion* finished) {
-  Operands named(connections_, regions_, remotes_);
-  std::shared_ptr<Job> job;
-  std::vector<std::shared_ptr<Job>> jobs;
-  Completion* next = finished;
-  for (size_t i = 0; i < count; ++i) {
-    const mc_op& op = ops[i];
-    if (!named.resolve(op)) {
-      next->cookie = op.cookie;
-      next->opcode = static_cast<mc_opcode>(op.opcode);
-      next->fail(named.status());
-      ++next;
-      continue;
-    }
-    bool same = job && job->remote == named.remote() && job->local == named.local();
-    if (!same && job) jobs.push_back(std::exchange(job, nullptr));
-    if (!same) {
-      job = std::make_shared<Job>();
-      job->moves.reserve(count - i);
-    }
-    park(op, named, job);
-  }
-  if (job) jobs.push_back(std::move(job));
-  for (const auto& whole : jobs) {
-    pool_.add(whole);
-    initiator_.place(whole);
-  }
-  return static_cast<size_t>(next - finished);
-}
-
-void Endpoint::park(const mc_op& op, const Operands& named, std::shared_ptr<Job>& job) {
-  if (!job) job = std::make_shared<Job>();
-  if (job->moves.empty()) {
-    job->connection = named.connection();
-    job->local = named.local();
-    job->remote = named.remote();
-  }
-  job->add(op);
+void Endpoint::place(const std::shared_ptr<Job>& job) {
+  pool_.add(job);
+  initiator_.place(job);
 }
 
 }  // namespace mooncake::shm

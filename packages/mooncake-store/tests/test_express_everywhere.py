@@ -60,6 +60,13 @@ def decided(monkeypatch):
     return found
 
 
+def nothing_is(decided, use):
+    """Whether it went the express way as a whole; a busy machine makes the desk send things the other way."""
+    decided.clear()
+    use()
+    return not decided
+
+
 @pytest.fixture
 def tried(monkeypatch):
     """Notes what this process's Python sends the express way, whatever comes of it."""
@@ -96,14 +103,15 @@ def asked(store, kind, **fields):
     return member._link._peer.call(EXPRESS_METHOD, express_ask(kind, member._epoch, member.client, **fields))
 
 
-def test_a_leader_answers_the_express_way_as_long_as_it_leads(world, quiet, decided):
+def test_a_leader_answers_the_express_way_as_long_as_it_leads(world, quiet, decided, eventually):
     office, guest = led(world, quiet)
-    decided.clear()
-    for _ in range(3):
+
+    def use():
         guest.put("a", b"1" * 5000, if_exists="replace")
         assert guest.get("a") == b"1" * 5000
         assert guest.batch_exist(["a", "b"]) == [True, False]
-    assert not decided
+
+    eventually(lambda: nothing_is(decided, use))
     office.tenure.last(lease_clock_s())
     answer = asked(guest, EXIST, digests=bytes(16))
     assert express_answer(answer) is None
@@ -129,15 +137,19 @@ def confined(world, quiet, tmp_path):
     return client("node", "blue", lend=MIB), client("red", "red")
 
 
-def test_who_is_confined_to_a_tenant_goes_the_express_way_and_sees_no_other(world, quiet, tmp_path, decided):
+def test_who_is_confined_to_a_tenant_goes_the_express_way_and_sees_no_other(
+    world, quiet, tmp_path, decided, eventually
+):
     node, red = confined(world, quiet, tmp_path)
     node.put("k", b"blue")
     red.put("first", b"1")
-    decided.clear()
-    red.put("k", b"red")
-    assert (red.get("k"), node.get("k")) == (b"red", b"blue")
-    assert red.batch_exist(["k", "x"]) == [True, False]
-    assert not decided
+
+    def use():
+        red.put("k", b"red", if_exists="replace")
+        assert (red.get("k"), node.get("k")) == (b"red", b"blue")
+        assert red.batch_exist(["k", "x"]) == [True, False]
+
+    eventually(lambda: nothing_is(decided, use))
     digests = object_digests("red", ["k"]) + object_digests("blue", ["k"])
     assert express_answer(asked(red, EXIST, digests=digests)) == b"\1\0"
     assert express_answer(asked(node, EXIST, digests=digests)) == b"\1\1"
@@ -167,19 +179,29 @@ def tiered(world, quiet, tmp_path):
     return owner, world.store(world.engine(), owner.engine.address, config=quiet)
 
 
-def test_with_tiers_what_lies_in_memory_is_read_the_express_way(tiered, decided):
+def test_with_tiers_what_lies_in_memory_is_read_the_express_way(tiered, decided, eventually):
     _, guest = tiered
     guest.put("a", b"1" * 5000)
-    guest.get("a")
-    decided.clear()
-    for _ in range(3):
+
+    def use():
         assert guest.get("a") == b"1" * 5000
         assert guest.exist("a")
-    assert not decided
+
+    eventually(lambda: nothing_is(decided, use))
     assert not guest.exist("b")
     assert decided == ["Exist"]
-    assert guest.exist("a")  # though it is only a moment later
-    assert decided == ["Exist"]
+
+
+def test_with_tiers_what_is_missed_sends_nothing_else_the_other_way(tiered, decided, eventually):
+    _, guest = tiered
+    guest.put("a", b"1")
+
+    def use():
+        assert not guest.exist("b")
+        decided.clear()
+        assert guest.exist("a")  # though it is only a moment later
+
+    eventually(lambda: nothing_is(decided, use))
 
 
 def test_with_tiers_a_put_is_tried_the_express_way_once_and_never_again(tiered, tried, decided):

@@ -38,6 +38,7 @@ class HotPath(msgspec.Struct, frozen=True):
         driver: its name; its package has ``_core``.
         options: of the driver.
         near, far: kinds of both sides' memory, as ``make_device_memory`` knows them; empty: the engine's.
+        allocate_from: the driver that the engine's memory comes from, as in TransferConfig.
         batch: operations that are posted at a time.
         block_bytes: of each; between two is a gap, so that no driver makes one of them.
         warm_up: batches in which queues grow to their size.
@@ -48,6 +49,7 @@ class HotPath(msgspec.Struct, frozen=True):
     options: dict[str, str | int | float | bool]
     near: str = ""
     far: str = ""
+    allocate_from: str = ""
     batch: int = 1024
     block_bytes: int = 64
     warm_up: int = 64
@@ -135,7 +137,11 @@ def main(described: str, batches: str) -> None:
     """Post batches, and write what was counted to standard output."""
     path = msgspec.json.decode(described, type=HotPath)
     count = _counter(path.driver)
-    config = TransferConfig(drivers=(path.driver,), driver_options={path.driver: path.options})
+    config = TransferConfig(
+        drivers=(path.driver,),
+        driver_options={path.driver: path.options},
+        allocate_from=path.allocate_from,
+    )
     stride = 2 * path.block_bytes
     with TransferEngine(config) as owner, TransferEngine(config) as user:
         far, _far_memory = _region(owner, path.far, path.batch * stride)
