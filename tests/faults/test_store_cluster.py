@@ -16,7 +16,7 @@ import pytest
 
 from mooncake_store import Store, StoreConfig, protocol
 from mooncake_store.cluster import Coordination, Leader, open_coordination
-from mooncake_store.errors import KeyNotFound, MasterUnreachable, PutFailed, StoreFull
+from mooncake_store.errors import KeyNotFound, LeaseExpired, MasterUnreachable, PutFailed, StoreFull
 from mooncake_store.policy import PutPolicy
 from mooncake_store.testing.processes import StoreProcess
 from mooncake_transfer import TransferEngine
@@ -79,7 +79,7 @@ class Load:
             key = choice.choice(self.finished)
             try:
                 value = self.store.get(key)
-            except (KeyNotFound, MasterUnreachable):
+            except (KeyNotFound, LeaseExpired, MasterUnreachable):
                 continue
             self.reads += 1
             if value != value_of(key):

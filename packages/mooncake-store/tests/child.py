@@ -73,7 +73,7 @@ class Actor:
                 value = self.store.get(key)
             known = [version for version in (1, 2) if value == content(key.encode(), version, len(value))]
             return known[0] if known else "wrong"
-        except errors.KeyNotFound:
+        except (errors.KeyNotFound, errors.LeaseExpired):
             return "missed"
         except (errors.MasterUnreachable, errors.PutFailed, errors.StoreFull):
             return "refused"

@@ -6,11 +6,14 @@ import subprocess
 import sys
 
 import httpx
+import msgspec
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from mooncake_store import TenantPolicy
 from mooncake_store.cli import mooncake_cli
+from mooncake_store.commands import objects
 from mooncake_store.commands.watching import render
 from mooncake_store.testing.processes import StoreProcess
 from mooncake_transfer.cli import build_app
@@ -75,6 +78,39 @@ def test_a_taken_key_is_told_and_others_are_stored(command, store, tmp_path):
     assert [(one["key"], bool(one["error"])) for one in told] == [("a", True), ("b", True)]
     command("put", tmp_path, "--if-exists", "replace")
     assert store.get("a") == b"a"
+
+
+def test_a_bulk_put_goes_on_after_a_value_beyond_the_quota(world, monkeypatch, tmp_path, fast):
+    limits = {"": TenantPolicy(quota_bytes=64 << 10)}
+    engine = world.engine()
+    store = world.store(engine, lend=8 * MIB, config=msgspec.structs.replace(fast, tenants=limits))
+    for name, nbytes in (("a", 100), ("b", 100_000), ("c", 100)):
+        (tmp_path / name).write_bytes(bytes(nbytes))
+    arguments = ["store", "put", str(tmp_path), "--json", "--master", engine.address]
+    result = CliRunner().invoke(build_app(), arguments)
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert ["quota" in one["error"] for one in told] == [False, True, False]
+    assert store.batch_exist(["a", "b", "c"]) == [True, False, True]
+
+
+def test_a_bulk_put_waits_as_long_as_the_rate_of_its_tenant_asks_for(
+    world, monkeypatch, tmp_path, fast, content
+):
+    limits = {"": TenantPolicy(keys_per_s=2.0)}
+    engine = world.engine()
+    world.store(engine, lend=8 * MIB, config=msgspec.structs.replace(fast, tenants=limits))
+    for number in range(4):
+        (tmp_path / f"{number}").write_bytes(content(b"r", number, 100))
+    arguments = ["store", "put", str(tmp_path), "--json", "--master", engine.address]
+    result = CliRunner().invoke(build_app(), arguments)
+    assert result.exit_code == 0, result.stdout
+    assert [one["error"] for one in json.loads(result.stdout)] == [""] * 4
+    monkeypatch.setattr(objects, "RATE_WAIT_S", 0.0)
+    refused = CliRunner().invoke(build_app(), [*arguments, "--if-exists", "replace"])
+    assert refused.exit_code == 1
+    assert all("wait" in one["error"] or not one["error"] for one in json.loads(refused.stdout))
+    assert any(one["error"] for one in json.loads(refused.stdout))
 
 
 def test_missing_keys_have_a_status_of_their_own_and_leave_no_file(command, store, tmp_path):

@@ -84,18 +84,118 @@ def test_a_long_read_keeps_its_lease(world, content, fast):
     assert bytes(region.view()) == value
 
 
-def test_a_read_whose_lease_has_expired_is_a_miss(world, content, eventually):
+class Expiring:
+    """A reader whose leases expire at the master while the bytes move: a client too busy to renew them."""
+
+    def __init__(self, world, fast, content, eventually, monkeypatch, times):
+        config = msgspec.structs.replace(fast, lease_ttl_s=1.0)
+        engine, self.engine = world.engine(), world.engine()
+        self.owner = world.store(engine, lend=2 * MIB, config=config)
+        self.reader = world.store(self.engine, engine.address, config=config)
+        self.value = content(b"k", 1, MIB // 2)
+        self.owner.put("k", self.value)
+        self.left = times
+        self.reader._quick = None  # the steps of Python can be held up
+        move = self.reader._mover.read
+
+        def read(*arguments):
+            moved = move(*arguments)
+            if self.left:
+                self.left -= 1
+                for lease in list(self.reader._member._leases):
+                    self.reader._member.let_go(lease, 0, 0.0, soon=False)
+                eventually(lambda: self.owner.stats().leases == 0)
+            return moved
+
+        monkeypatch.setattr(self.reader._mover, "read", read)
+
+    def region(self, world):
+        return world.region(self.engine, bytes(MIB))
+
+
+def single_reads(reader, region):
+    """Each way to read the value of one key."""
+
+    def by_pieces(key):
+        opened = reader.open_value(key)
+        try:
+            value = opened.read(0, opened.nbytes)
+            opened.close()
+        finally:
+            opened.give_up()
+        return value
+
+    return {
+        "get": reader.get,
+        "get_into": lambda key: bytes(region.view()[: reader.get_into(key, region, 0, MIB)]),
+        "get_range": lambda key: reader.get_range(key, 0, MIB // 2),
+        "open_value": by_pieces,
+    }
+
+
+@pytest.mark.parametrize("how", ["get", "get_into", "get_range"])
+def test_a_read_whose_lease_has_expired_is_made_once_more(world, fast, content, eventually, monkeypatch, how):
+    there = Expiring(world, fast, content, eventually, monkeypatch, times=1)
+    assert single_reads(there.reader, there.region(world))[how]("k") == there.value
+    assert there.left == 0
+
+
+@pytest.mark.parametrize("how", ["get", "get_into", "get_range", "open_value"])
+def test_an_expired_lease_is_no_missing_key(world, fast, content, eventually, monkeypatch, how):
+    there = Expiring(world, fast, content, eventually, monkeypatch, times=2)
+    read = single_reads(there.reader, there.region(world))[how]
+    with pytest.raises(errors.LeaseExpired, match="retry is safe"):
+        read("k")
+    with pytest.raises(errors.KeyNotFound):
+        read("unknown")
+
+
+def test_a_batch_whose_lease_has_expired_is_read_once_more_and_then_says_so_of_each_key(
+    world, fast, content, eventually, monkeypatch
+):
+    there = Expiring(world, fast, content, eventually, monkeypatch, times=1)
+    region, nbytes = there.region(world), len(there.value)
+
+    def read():
+        return there.reader.batch_get_into(["k", "unknown"], region, [0, nbytes], nbytes)
+
+    assert read() == [True, False]
+    assert bytes(region.view()[:nbytes]) == there.value
+    there.left = 2
+    with pytest.raises(errors.LeaseExpired, match="1 of 2 keys") as caught:
+        read()
+    assert (caught.value.good, caught.value.expired) == ([False, False], [0])
+    there.left = 2
+    with pytest.raises(errors.LeaseExpired) as caught:
+        there.reader.batch_get_parts_into(["unknown", "k"], region, [[1, 5, 0, 9]])
+    assert (caught.value.good, caught.value.expired) == ([False, False], [1])
+
+
+def test_a_session_whose_lease_has_expired_tells_it_from_missing_keys(
+    world, fast, content, eventually, monkeypatch
+):
+    there = Expiring(world, fast, content, eventually, monkeypatch, times=1)
+    with there.reader.read_session(["k", "unknown"]) as session:
+        session.read_parts(there.region(world), [[0, 0, 0, 100]])
+    assert session.good.tolist() == [False, False]
+    assert session.expired.tolist() == [True, False]
+
+
+def test_bytes_read_under_a_lease_that_has_expired_are_not_given_out(world, fast, content, eventually):
+    config = msgspec.structs.replace(fast, lease_ttl_s=1.0)
     engine, reader_engine = world.engine(), world.engine()
-    other, reader = world.store(engine, lend=2 * MIB), world.store(reader_engine, engine.address)
+    other = world.store(engine, lend=2 * MIB, config=config)
+    reader = world.store(reader_engine, engine.address, config=config)
     other.put("k", content(b"k", 1, MIB))
     region = world.region(reader_engine, bytes(MIB))
     with reader._read(["k"]) as reading:
-        reader._member.let_go(reading._located.lease, 0, 0.0, soon=False)  # a client too busy to renew
+        reader._member.let_go(reading._located.lease, 0, 0.0, soon=False)
         eventually(lambda: other.stats().leases == 0)
         fill(other, content)
         reading.fetch(Registered(region), START)
     assert bytes(region.view()) != content(b"k", 1, MIB)
     assert reading.good.tolist() == [False]
+    assert reading.expired.tolist() == [True]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

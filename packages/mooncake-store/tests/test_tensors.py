@@ -244,3 +244,17 @@ def test_safetensors_files_go_in_and_out(pair, tmp_path):
     with pytest.raises(errors.KeyNotFound):
         owner.save_safetensors({"x": "nothing"}, str(tmp_path / "no.safetensors"))
     assert not (tmp_path / "no.safetensors").exists()
+
+
+def test_a_shard_of_another_tensor_that_is_kept_is_not_removed_when_the_cut_differs(pair):
+    writer, reader = pair
+    whole = random(8, 4)
+    for rank in range(4):
+        writer.put_shard("w", whole[2 * rank : 2 * rank + 2], Shard(0, rank, 4))
+    with pytest.raises(errors.TensorMismatch, match="float32"):
+        writer.put_shard("w", random(2, 4, dtype=torch.float16), Shard(0, 1, 4), if_exists="keep")
+    assert same(reader.get("w"), whole)
+    with pytest.raises(errors.TensorMismatch):  # its own shard, which nobody had before, goes again
+        writer.put_shard("w", random(4, 4), Shard(0, 1, 2), if_exists="keep")
+    assert not writer.store.exist(b"w#shard-1-of-2-dim-0")
+    assert same(reader.get("w"), whole)

@@ -18,6 +18,7 @@ PASSING = (
     errors.QuotaExceeded,
     errors.PutFailed,
     errors.KeyNotFound,
+    errors.LeaseExpired,
 )
 
 

@@ -116,7 +116,7 @@ class Load:
         key, began_s = self._key(), self._scheduler.now_s
         try:
             value = self._store.get(key)
-        except errors.KeyNotFound:
+        except (errors.KeyNotFound, errors.LeaseExpired):
             self._history.missed()
             return
         self._history.read(key, value, began_s)
@@ -130,8 +130,8 @@ class Load:
         offsets = np.arange(3) * 20480
         try:
             good = self._store.batch_get_into(keys, self._region, offsets, sizes)
-        except errors.SizeMismatch:
-            return  # replaced meanwhile
+        except (errors.SizeMismatch, errors.LeaseExpired):
+            return  # replaced meanwhile, or slower than a lease, twice
         for key, offset, nbytes, right in zip(keys, offsets.tolist(), sizes, good, strict=True):
             if right:
                 value = self._region.array[offset : offset + nbytes].tobytes()
@@ -145,7 +145,7 @@ class Load:
         key, began_s = self._key(), self._scheduler.now_s
         try:
             reader = self._store.open_value(key)
-        except errors.KeyNotFound:
+        except (errors.KeyNotFound, errors.LeaseExpired):
             self._history.missed()
             return
         half = reader.nbytes // 2
@@ -157,7 +157,7 @@ class Load:
             self._scheduler.block(self._scheduler.now_s + pause_s)
             value += reader.read(half, reader.nbytes - half)
             reader.close()
-        except errors.KeyNotFound:
+        except (errors.KeyNotFound, errors.LeaseExpired):
             self._history.missed()
             return
         finally:

@@ -29,6 +29,8 @@ memory is lent (``MemoryUnavailable``) passes through unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class StoreError(Exception):
     """Base of every error this package raises on purpose."""
@@ -133,9 +135,18 @@ class CopyFailed(StoreError):
 
 
 class LeaseExpired(StoreError):
-    """A buffer was used for longer than its lease is known to have held. What was read from it is void; get
-    it again.
+    """A value was there, and was read for longer than its lease is known to have held: this process was
+    stopped, or its master was exchanged meanwhile. What was read is void; a retry is safe. Calls that read a
+    whole value have tried twice.
+
+    Attributes:
+        good: of a batch, per key, whether its value was read all the same; empty for single keys and buffers.
+        expired: of a batch, the positions of the keys whose values were there and are not known to be right.
     """
+
+    def __init__(self, message: str, good: Sequence[bool] = (), expired: Sequence[int] = ()) -> None:
+        self.good, self.expired = list(good), list(expired)
+        super().__init__(message)
 
 
 class EventMalformed(StoreError):

@@ -180,6 +180,11 @@ def open_buffers(reading: Reading, mover: Mover, staging: StagingBuffers) -> lis
             else:
                 copies.append((position, _copied(reading, staging, position)))
         right = reading.copied([position for position, _ in copies])
+        if any(reading.expired[position] for position, _ in copies):
+            raise LeaseExpired(
+                "the lease of values ended while they were copied (the master was exchanged, or this process "
+                "was stopped for too long): what was read is void; a retry is safe"
+            )
         for (position, array), good in zip(copies, right, strict=True):
             buffers[position] = ValueBuffer._of(array, None, position) if good else None
     finally:

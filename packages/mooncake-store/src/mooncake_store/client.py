@@ -18,6 +18,7 @@ from mooncake_store._errors import (
     ConfigError,
     KeyExists,
     KeyNotFound,
+    LeaseExpired,
     MasterUnreachable,
     SizeMismatch,
     ValueInvalid,
@@ -44,8 +45,9 @@ from mooncake_store.own_segment import OwnSegment
 from mooncake_store.parts import READ, as_parts, as_ranges, require_inside
 from mooncake_store.policy import PutPolicy
 from mooncake_store.protocol import IfExists, Outcome, notice_method
-from mooncake_store.quick import open_quick
+from mooncake_store.quick import Handed, open_quick
 from mooncake_store.read_session import ReadSession
+from mooncake_store.reader import Reading, missing, require_good, twice
 from mooncake_store.single import Singles, check_if_exists
 from mooncake_store.telemetry import ClientCounters
 from mooncake_store.tiers.contract import Tier
@@ -326,13 +328,15 @@ class Store(Singles, Keeping, Copying, Observing):
 
         Returns: per key, True when its place holds the value; False for a miss: unknown, evicted meanwhile,
         or its owner died. A missed place may have been written to in part. Raises SizeMismatch, before
-        anything is moved, when a value found does not have exactly the size given for it.
+        anything is moved, when a value found does not have exactly the size given for it; LeaseExpired, which
+        says what was read all the same, when the lease has not held, twice.
         """
         batch = Batch(self.config.tenant, keys)
         starts, sizes = as_ranges(offsets, nbytes, len(batch), region.nbytes)
         if not len(batch):
             return []
-        with self._reading(batch) as reading:
+
+        def fetch(reading: Reading) -> None:
             wrong = np.flatnonzero(reading.found & (reading.sizes != sizes))
             if wrong.size:
                 at = int(wrong[0])
@@ -340,37 +344,41 @@ class Store(Singles, Keeping, Copying, Observing):
                     f"key {batch.keys[at]!r:.80} has {reading.sizes[at]} bytes, {sizes[at]} were asked for"
                 )
             reading.fetch(Registered(region), starts)
-        good: list[bool] = reading.good.tolist()
-        return good
+
+        return self._read_batch(batch, fetch)
 
     def get_range(self, key: Key, start: int, nbytes: int) -> bytes:
-        """``nbytes`` of the value from ``start`` on. Raises KeyNotFound, KeyInvalid, SizeMismatch when it
-        ends before.
+        """``nbytes`` of the value from ``start`` on. Raises KeyNotFound, LeaseExpired, KeyInvalid,
+        SizeMismatch when it ends before.
         """
         parts, _ = as_parts([[0, start, 0, nbytes]], READ, 1, nbytes)
-        with self._read([key]) as reading:
-            self._require(reading.found, key)
-            require_inside(parts, reading.found, reading.sizes, [key])
-            with Received(nbytes, self._staging) as memory:
-                reading.fetch_parts(memory, parts)
-                value = memory.value()
-        self._require(reading.good, key)
-        return value
+
+        def get(handed: Handed | None) -> bytes:
+            with self._read([key], handed) as reading:
+                self._require(reading.found, key)
+                require_inside(parts, reading.found, reading.sizes, [key])
+                with Received(nbytes, self._staging) as memory:
+                    reading.fetch_parts(memory, parts)
+                    value = memory.value()
+            require_good(reading, key)
+            return value
+
+        return twice(get)
 
     def get_buffer(self, key: Key) -> ValueBuffer:
         """The value as read-only memory, without a copy where it lies on this host. See ValueBuffer; close
         it.
 
-        Raises KeyNotFound, KeyInvalid.
+        Raises KeyNotFound, LeaseExpired, KeyInvalid.
         """
         (buffer,) = self.batch_get_buffer([key])
         if buffer is None:
-            raise self._missing(key)
+            raise missing(key)
         return buffer
 
     def batch_get_buffer(self, keys: Sequence[Key]) -> list[ValueBuffer | None]:
         """Buffers of many values by one call to the master, None for a miss. As :meth:`get_buffer`."""
-        return open_buffers(self._read(keys), self._mover, self._staging)
+        return twice(lambda _: open_buffers(self._read(keys), self._mover, self._staging))
 
     def open_value(self, key: Key) -> ValueReader:
         """A value to be read piece by piece, all of it under one lease; close it. Raises KeyNotFound,
@@ -397,7 +405,7 @@ class Store(Singles, Keeping, Copying, Observing):
 
         Returns: per key, True when the value is there and all its parts have arrived; False for a miss, as
         :meth:`batch_get_into`. Raises SizeMismatch, before anything is moved, when a part reaches beyond the
-        value found.
+        value found; LeaseExpired as there.
         """
         batch = Batch(self.config.tenant, keys)
         with ExitStack() as stack:
@@ -405,12 +413,29 @@ class Store(Singles, Keeping, Copying, Observing):
             wanted, where = as_parts(parts, READ, len(batch), bounds)
             if not len(batch):
                 return []
-            with self._reading(batch) as reading:
+
+            def fetch(reading: Reading) -> None:
                 require_inside(wanted, reading.found, reading.sizes, batch.keys)
                 for number, memory in enumerate(opened):
                     reading.fetch_parts(memory, wanted[where == number])
+
+            return self._read_batch(batch, fetch)
+
+    def _read_batch(self, batch: Batch, fetch: Callable[[Reading], None]) -> list[bool]:
+        """Read all of it, or all once more when the lease has expired. Raises LeaseExpired after that."""
+        for _ in range(2):
+            with self._reading(batch) as reading:
+                fetch(reading)
             good: list[bool] = reading.good.tolist()
-            return good
+            if not reading.expired.any():
+                return good
+        expired = np.flatnonzero(reading.expired).tolist()
+        raise LeaseExpired(
+            f"{len(expired)} of {len(batch)} keys were being read when their lease ended, twice, the first "
+            f"is {batch.keys[expired[0]]!r:.80}: what was read of them is void; a retry is safe",
+            good,
+            expired,
+        )
 
     def _open(
         self, stack: ExitStack, memories: Region | Sequence[object], *, holds_data: bool

@@ -39,6 +39,13 @@ class ReadSession:
         """Per key, whether all that was read of it is right; known at the end of the context."""
         return self._reading.good
 
+    @property
+    def expired(self) -> npt.NDArray[np.bool_]:
+        """Per key, whether it is not ``good`` only because the lease is not known to have held: a retry is
+        safe; known at the end.
+        """
+        return self._reading.expired
+
     def read_parts(self, memories: Region | Sequence[object], parts: npt.ArrayLike) -> None:
         """Read parts of the values found; what they are is said at ``Store.batch_get_parts_into``.
 

@@ -6,13 +6,15 @@ import logging
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mooncake_store import protocol
-from mooncake_store._errors import StoreError
+from mooncake_store._errors import KeyNotFound, LeaseExpired, StoreError
 from mooncake_store.batch import Digests
+from mooncake_store.keys import Key
 from mooncake_store.membership import Membership, lease_clock
 from mooncake_store.mover import Layout, LocalMemory, Moved, Mover
 from mooncake_store.parts import POSITION, Uints
@@ -22,10 +24,12 @@ from mooncake_store.quick import Handed, Stage
 from mooncake_store.tiers.reading import TierReading
 from mooncake_store.time_budget import TimeBudget
 
-__all__ = ["Reading"]
+__all__ = ["Reading", "missing", "require_good", "twice"]
 
 NOTHING: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
 NO_SIZES: Uints = np.zeros(0, dtype=np.uint64)
+
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,8 @@ class Reading:
         found: which keys have values.
         sizes: of the values, 0 where there is none.
         good: which values were read completely and correctly; set at the end of the context.
+        expired: which were there and may have been read, but under a lease that is not known to have held;
+            set then, too.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class Reading:
         self._in_memory = self.found
         self.sizes: Uints = NO_SIZES
         self.good: npt.NDArray[np.bool_] = NOTHING
+        self.expired: npt.NDArray[np.bool_] = NOTHING
 
     def fetch(self, memory: LocalMemory, offsets: Uints) -> None:
         """Move every value found to its offset in ``memory``."""
@@ -137,6 +144,7 @@ class Reading:
                 good.append(position not in tiered.failed)
             else:
                 good.append(held and position not in self._failed)
+                self.expired[position] = not held and position not in self._failed
         return good
 
     def end(self) -> None:
@@ -231,6 +239,7 @@ class Reading:
             self._begin_with(self._handed)
         self.found = self._in_memory = np.frombuffer(self._located.found, dtype=np.bool_)
         self.good = np.zeros(len(self.found), dtype=np.bool_)
+        self.expired = self.good.copy()
         self.sizes = np.frombuffer(self._located.sizes, dtype="<u8")
         if self._located.tiered is not None and self._mover.tiers is not None:
             tiered = self._tiered = TierReading(
@@ -285,6 +294,8 @@ class Reading:
             request = protocol.Release(lease=lease)
             released = self._membership.conclude(request, epoch, protocol.Released)
             if released is None or released.expired:
+                self.expired = self._in_memory.copy()
+                self.expired[list(self._failed)] = False
                 return
             broken = released.broken
         good = self._in_memory
@@ -293,3 +304,30 @@ class Reading:
             good[list(self._failed)] = False
             good[np.flatnonzero(self._in_memory)[broken]] = False
         self.good = good if self._tiered is None else self.good | good
+
+
+def missing(key: Key) -> KeyNotFound:
+    """What a read of this key raises when it has no value."""
+    return KeyNotFound(f"key {key!r:.80} is not in the store: never put, evicted, or lost with its owner")
+
+
+def require_good(reading: Reading, key: Key) -> None:
+    """Raises KeyNotFound or LeaseExpired when what was read of the one key is not right."""
+    if reading.expired[0]:
+        raise LeaseExpired(
+            f"key {key!r:.80} was being read when its lease ended (the master was exchanged, or this process "
+            f"was stopped for too long): what was read is void; a retry is safe"
+        )
+    if not reading.good[0]:
+        raise missing(key)
+
+
+def twice(read: Callable[[Handed | None], R], handed: Handed | None = None) -> R:
+    """What ``read`` gives; tried once more, from its beginning, when its lease expired. Raises what the last
+    try does.
+    """
+    try:
+        return read(handed)
+    except LeaseExpired as error:
+        log.info("read once more: %s", error)
+        return read(None)

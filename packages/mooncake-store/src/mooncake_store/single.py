@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -11,7 +12,6 @@ import numpy.typing as npt
 from mooncake_store._errors import (
     ConfigError,
     KeyExists,
-    KeyNotFound,
     PutFailed,
     QuotaExceeded,
     SizeMismatch,
@@ -29,7 +29,7 @@ from mooncake_store.parts import as_ranges
 from mooncake_store.policy import PutPolicy
 from mooncake_store.protocol import IfExists, Outcome
 from mooncake_store.quick import Handed, Quick, Stage
-from mooncake_store.reader import Reading
+from mooncake_store.reader import Reading, missing, require_good, twice
 from mooncake_store.writer import STORED, Source, Values, Writer
 from mooncake_transfer import Region
 from mooncake_transfer.errors import TransferError
@@ -93,22 +93,25 @@ class Singles:
         self._put_one(key, values, if_exists, handed)
 
     def get(self, key: Key) -> bytes:
-        """The value as bytes. Raises KeyNotFound, KeyInvalid."""
+        """The value as bytes. Raises KeyNotFound, LeaseExpired, KeyInvalid."""
         value = self._get_quickly(key)
         if isinstance(value, bytes):
             return value
-        with self._read([key], value) as reading:
+        return twice(functools.partial(self._get_slowly, key), value)
+
+    def _get_slowly(self, key: Key, handed: Handed | None) -> bytes:
+        with self._read([key], handed) as reading:
             self._require(reading.found, key)
             with Received(int(reading.sizes[0]), self._staging) as memory:
                 reading.fetch(memory, np.zeros(1, dtype=np.uint64))
                 value = memory.value()
-        self._require(reading.good, key)
+        require_good(reading, key)
         return value
 
     def get_into(self, key: Key, region: Region, offset: int, nbytes: int) -> int:
         """Read a value of at most ``nbytes`` to ``offset`` of a region of the engine; returns its size.
 
-        Raises KeyNotFound, KeyInvalid, ValueInvalid; SizeMismatch when the value is larger.
+        Raises KeyNotFound, LeaseExpired, KeyInvalid, ValueInvalid; SizeMismatch when the value is larger.
         """
         handed = None
         if self._quick is not None:
@@ -117,14 +120,18 @@ class Singles:
                 return done
             handed = self._gone_on_with(done, key)
         offsets, _ = as_ranges(offset, nbytes, 1, region.nbytes)
-        with self._read([key], handed) as reading:
-            self._require(reading.found, key)
-            found = int(reading.sizes[0])
-            if found > nbytes:
-                raise SizeMismatch(f"key {key!r:.80} has {found} bytes, room is for {nbytes}")
-            reading.fetch(Registered(region), offsets)
-        self._require(reading.good, key)
-        return found
+
+        def get_slowly(handed: Handed | None) -> int:
+            with self._read([key], handed) as reading:
+                self._require(reading.found, key)
+                found = int(reading.sizes[0])
+                if found > nbytes:
+                    raise SizeMismatch(f"key {key!r:.80} has {found} bytes, room is for {nbytes}")
+                reading.fetch(Registered(region), offsets)
+            require_good(reading, key)
+            return found
+
+        return twice(get_slowly, handed)
 
     def _begin_put(
         self,
@@ -221,7 +228,7 @@ class Singles:
         """As :meth:`_taken_over`, of a read. Raises KeyNotFound, too."""
         handed = self._taken_over(left)
         if handed is not None and handed.stage == Stage.MISSING:
-            raise self._missing(key)
+            raise missing(key)
         return handed
 
     def _read(self, keys: Sequence[Key], handed: Handed | None = None) -> Reading:
@@ -233,11 +240,7 @@ class Singles:
     @staticmethod
     def _require(there: npt.NDArray[np.bool_], key: Key) -> None:
         if not there[0]:
-            raise Singles._missing(key)
-
-    @staticmethod
-    def _missing(key: Key) -> KeyNotFound:
-        return KeyNotFound(f"key {key!r:.80} is not in the store: never put, evicted, or lost with its owner")
+            raise missing(key)
 
 
 def check_if_exists(if_exists: str) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from mooncake_store._errors import KeyNotFound
 from mooncake_store.keys import Key
 from mooncake_store.local_memory import Received, StagingBuffers
 from mooncake_store.parts import READ, as_parts, require_inside
-from mooncake_store.reader import Reading
+from mooncake_store.reader import Reading, missing, require_good
 
 __all__ = ["ValueReader"]
 
@@ -27,9 +26,7 @@ class ValueReader:
         self._open = True
         if not reading.found[0]:
             self._end()
-            raise KeyNotFound(
-                f"key {key!r:.80} is not in the store: never put, evicted, or lost with its owner"
-            )
+            raise missing(key)
         self.nbytes = int(reading.sizes[0])
 
     def read(self, start: int, nbytes: int) -> bytes:
@@ -41,12 +38,11 @@ class ValueReader:
             return memory.value()
 
     def close(self) -> None:
-        """End the lease. Raises KeyNotFound when it did not hold until now: what was read is void then."""
-        if self._end() and not self._reading.good[0]:
-            raise KeyNotFound(
-                f"key {self._key!r:.80} was lost with its owner or its master while it was being read; what "
-                f"was read is void"
-            )
+        """End the lease. What was read is void when this raises: LeaseExpired where the lease is not known to
+        have held until now, KeyNotFound where the value was lost with its owner.
+        """
+        if self._end():
+            require_good(self._reading, self._key)
 
     def give_up(self) -> None:
         """End the lease; nobody wants to know whether what was read is right. Safe to call at any time."""

@@ -26,7 +26,13 @@ from mooncake_transfer.testing.stopping import stop_process, stopped_process
 LONG_S = 40.0
 NBYTES = 200_000
 # What a caller may get when somebody dies meanwhile; each says that a retry is safe.
-SAFE = (errors.MasterUnreachable, errors.PutFailed, errors.StoreFull, errors.KeyNotFound)
+SAFE = (
+    errors.MasterUnreachable,
+    errors.PutFailed,
+    errors.StoreFull,
+    errors.KeyNotFound,
+    errors.LeaseExpired,
+)
 
 
 class Cluster:
@@ -105,7 +111,7 @@ def is_right(store: Store, key: str, value: bytes) -> bool:
         found = store.get(key)
     except errors.KeyNotFound:
         return True
-    except errors.MasterUnreachable:
+    except (errors.MasterUnreachable, errors.LeaseExpired):
         return False
     assert found == value, f"{key} has other bytes"
     return True

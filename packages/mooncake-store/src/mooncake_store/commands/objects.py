@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,16 @@ from typing import Annotated, BinaryIO, Literal
 
 import typer
 
-from mooncake_store._errors import ConfigError, KeyExists, KeyNotFound, PutFailed, StoreFull
+from mooncake_store._errors import (
+    ConfigError,
+    KeyExists,
+    KeyNotFound,
+    LeaseExpired,
+    PutFailed,
+    QuotaExceeded,
+    RateLimited,
+    StoreFull,
+)
 from mooncake_store.client import Store
 from mooncake_store.commands.session import (
     FAILED,
@@ -33,6 +43,7 @@ from mooncake_store.policy import PutPolicy
 __all__ = ["end_session", "get", "ls", "pin", "put", "rm", "stat"]
 
 CHUNK_BYTES = 8 << 20
+RATE_WAIT_S = 30.0  # for each value, when the tenant may not put that fast
 STDIN = Path("-")
 IfExistsOption = Literal["error", "keep", "replace"]
 
@@ -78,11 +89,18 @@ def put(
 
 
 def _put_one(store: Store, key: bytes, data: memoryview, if_exists: IfExistsOption, policy: PutPolicy) -> str:
-    try:
-        store.put(key, data, if_exists=if_exists, policy=policy)
-    except (KeyExists, StoreFull, PutFailed) as error:
-        return str(error)
-    return ""
+    """Why it was not stored, empty when it was. Waits for as long as the tenant's rate asks for."""
+    until_s = time.monotonic() + RATE_WAIT_S
+    while True:
+        try:
+            store.put(key, data, if_exists=if_exists, policy=policy)
+            return ""
+        except RateLimited as error:
+            if time.monotonic() + error.retry_after_s > until_s:
+                return str(error)
+            time.sleep(error.retry_after_s)
+        except (KeyExists, StoreFull, PutFailed, QuotaExceeded) as error:
+            return str(error)
 
 
 def _values(files: list[Path], key: str, prefix: str) -> Iterator[tuple[str, Path]]:
@@ -135,8 +153,8 @@ def get(
 ) -> None:
     """Read values into files, or one to standard output.
 
-    Nothing is left of a file whose value did not arrive whole. Exit status: 1 when a key is not there, 2 for
-    wrong use, 3 when the store does not answer.
+    Nothing is left of a file whose value did not arrive whole. Exit status: 1 when a key is not there or
+    its lease ended twice while it was read, 2 for wrong use, 3 when the store does not answer.
     """
     if len(keys) > 1 and output is None:
         raise ConfigError(f"{len(keys)} keys need --output DIRECTORY")
@@ -147,7 +165,7 @@ def get(
             try:
                 for nbytes in _get_one(store, as_key(name, in_hex), _place(output, name, many=len(keys) > 1)):
                     bar.advance(task, nbytes)
-            except KeyNotFound as error:
+            except (KeyNotFound, LeaseExpired) as error:
                 missing.append(str(error))
     if missing:
         raise fail("get", f"{len(missing)} of {len(keys)} not read; {missing[0]}", FAILED)

@@ -16,6 +16,7 @@ from mooncake_store._errors import (
     KeyExists,
     KeyInvalid,
     KeyNotFound,
+    LeaseExpired,
     MasterRefused,
     MasterUnreachable,
     NotAuthorised,
@@ -38,6 +39,7 @@ RETRY_AFTER_S = 1
 STATUS: dict[type[StoreError], HTTPStatus] = {
     KeyNotFound: HTTPStatus.NOT_FOUND,
     KeyExists: HTTPStatus.CONFLICT,
+    LeaseExpired: HTTPStatus.SERVICE_UNAVAILABLE,
     KeyInvalid: HTTPStatus.BAD_REQUEST,
     ValueInvalid: HTTPStatus.BAD_REQUEST,
     SizeMismatch: HTTPStatus.CONFLICT,

@@ -89,13 +89,14 @@ class TensorStore:
                 f"{tuple(tensor.shape)}; give the whole's shape as `whole`"
             )
         index = Header(name_of(tensor.dtype), (), tuple(whole), (shard.dim, shard.size))
-        self._put_one(_shard_key(key, shard), tensor, tuple(whole), region, if_exists, policy)
+        stored = self._put_one(_shard_key(key, shard), tensor, tuple(whole), region, if_exists, policy)
         if_cut: IfExists = "replace" if if_exists == "replace" else "error"
         try:
             self.store.put(key, index.encode(), if_exists=if_cut, policy=policy)
         except KeyExists:
             if (found := self._header(key)) != index:
-                self.store.batch_remove([_shard_key(key, shard)])
+                if stored:  # what was kept is the other tensor's
+                    self.store.batch_remove([_shard_key(key, shard)])
                 raise TensorMismatch(
                     f"key {key!r:.80} is {_described(found)} already, and shall be {_described(index)}; "
                     "remove it first"
@@ -136,11 +137,19 @@ class TensorStore:
         region: Region | None,
         if_exists: IfExists,
         policy: PutPolicy | None,
-    ) -> None:
+    ) -> bool:
+        """Whether it was stored by this call; False where another was there, and is to be kept."""
         header = Header(name_of(tensor.dtype), tuple(tensor.shape), whole).encode()
         memory, offset = _source(tensor, region)
         parts = [(0, 0, HEADER_BYTES), (1, offset, tensor.nbytes)]
-        self.store.put_parts(key, [header, memory], parts, if_exists=if_exists, policy=policy)
+        if_there: IfExists = "replace" if if_exists == "replace" else "error"
+        try:
+            self.store.put_parts(key, [header, memory], parts, if_exists=if_there, policy=policy)
+        except KeyExists:
+            if if_exists != "keep":
+                raise
+            return False
+        return True
 
     # ---- gets
 
