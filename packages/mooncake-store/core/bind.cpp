@@ -7,6 +7,7 @@ NB_MODULE(_core, m) {
   mooncake::store::bind_space(m);
   mooncake::store::bind_map(m);
   mooncake::store::bind_records(m);
+  mooncake::store::bind_tier_records(m);
   mooncake::store::bind_layout(m);
   mooncake::store::bind_desk(m);
   mooncake::store::bind_express(m);

@@ -16,6 +16,7 @@ inline nanobind::bytes as_bytes(std::string_view text) { return nanobind::bytes(
 void bind_space(nanobind::module_& m);
 void bind_map(nanobind::module_& m);
 void bind_records(nanobind::module_& m);
+void bind_tier_records(nanobind::module_& m);
 void bind_layout(nanobind::module_& m);
 void bind_desk(nanobind::module_& m);
 void bind_express(nanobind::module_& m);

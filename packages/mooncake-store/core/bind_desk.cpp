@@ -75,6 +75,15 @@ void bind_grants(nb::module_& m) {
            "Promise something anew. Ids are never used again.")
       .def("renew", &GrantTable::renew, "id"_a, "client"_a, "now_s"_a,
            "Let a grant of the client live for another full time; False when it has none of this id.")
+      .def("__contains__", &GrantTable::has, "id"_a)
+      .def(
+          "slots_of",
+          [](const GrantTable& self, uint64_t id, uint64_t client) {
+            const Grant* found = self.find(id, client);
+            return found ? bytes_of(found->slots.data(), found->slots.size() * sizeof(uint32_t))
+                         : nb::bytes();
+          },
+          "id"_a, "client"_a, "The slots of a grant of the client; none when it has none of this id.")
       .def(
           "take", [](GrantTable& self, uint64_t id, uint64_t client) { return self.take(id, client); },
           "id"_a, "client"_a, "End a grant of the client and return it; None when it has none of this id.")

@@ -15,6 +15,7 @@
 #include "bind_map.hpp"
 #include "eviction_queue.hpp"
 #include "object_map.hpp"
+#include "packed.hpp"
 #include "support/gil.hpp"
 
 namespace nb = nanobind;
@@ -23,21 +24,6 @@ using namespace nb::literals;
 namespace mooncake::store {
 
 namespace {
-
-template <typename T>
-std::span<const T> as_span(const nb::bytes& bytes, const char* what) {
-  if (bytes.size() % sizeof(T) != 0) {
-    std::string text = std::string(what) + " has " + std::to_string(bytes.size()) +
-                       " bytes, not a multiple of " + std::to_string(sizeof(T));
-    throw nb::value_error(text.c_str());
-  }
-  return {reinterpret_cast<const T*>(bytes.c_str()), bytes.size() / sizeof(T)};
-}
-
-template <typename T>
-nb::bytes packed(const std::vector<T>& values) {
-  return nb::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
-}
 
 // One of this package's policies that keeps its own nodes.
 class CompiledOrder final : public ForeignOrder {
@@ -353,6 +339,12 @@ std::vector<uint64_t> segments_of(Map& self, const nb::bytes& slots) {
   return self.core().segments_of(given_out(self, slots));
 }
 
+nb::bytes digests_of(Map& self, const nb::bytes& slots) {
+  std::vector<Digest> digests;
+  for (uint32_t at : given_out(self, slots)) digests.push_back(self.core().digest_at(at));
+  return packed(digests);
+}
+
 void init_options(PutOptions* self, uint32_t writer, uint64_t node, uint16_t tenant, uint8_t priority,
                   uint8_t replicas, bool replace, bool hard_pin, double soft_until_s, bool same_node,
                   std::vector<uint64_t> preferred, std::vector<uint64_t> avoid, double now_s,
@@ -548,6 +540,8 @@ void bind_copies(nb::class_<Map>& map) {
           "Let an object leave a segment if a replica of it stays elsewhere; whether that is so.")
       .def("lies_in", &lies_in, "slots"_a, "segment"_a,
            "Whether one of these leased or reserved slots has bytes there. Raises ValueError.")
+      .def("digests_of", &digests_of, "slots"_a,
+           "What these leased or reserved slots are for. Raises ValueError.")
       .def("segments_of", &segments_of, "slots"_a,
            "In which segments these leased or reserved slots have bytes. Raises ValueError.");
 }

@@ -41,6 +41,13 @@ class GrantTable {
     by_deadline_.splice(by_deadline_.end(), by_deadline_, found->second);
     return true;
   }
+  // A grant of the client; null when it has none of this id.
+  const Grant* find(uint64_t id, uint64_t client) const {
+    auto found = by_id_.find(id);
+    return found == by_id_.end() || found->second->client != client ? nullptr : &*found->second;
+  }
+  // Whether it has not ended.
+  bool has(uint64_t id) const { return by_id_.contains(id); }
   // Ends a grant of the client.
   std::optional<Grant> take(uint64_t id, uint64_t client) {
     auto found = by_id_.find(id);

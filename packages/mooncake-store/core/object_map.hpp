@@ -120,6 +120,7 @@ class ObjectMap {
   const Segments& segments() const { return segments_; }
   uint64_t next_version() const { return next_version_; }
   uint64_t version_at(uint32_t at) const { return slots_[at].version; }
+  const Digest& digest_at(uint32_t at) const { return slots_[at].digest; }
   bool is_slot(uint32_t at) const { return at < slots_.end(); }
   bool is_reserved(uint32_t at) const { return at < slots_.end() && slots_[at].state == State::kReserved; }
   bool is_leased(uint32_t at) const {

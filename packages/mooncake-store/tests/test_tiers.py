@@ -46,7 +46,7 @@ def found(store, key):
 def known(store):
     """How many values the master knows in tiers."""
     (tiering,) = (g for g in store.master._state.context.groups if type(g).__name__ == "Tiering")
-    return len(tiering._where)
+    return len(tiering._records)
 
 
 def test_values_that_left_memory_are_read_from_the_tier(world, settings, content, eventually):

@@ -24,6 +24,8 @@ const char* exception_name(Code code) {
       return "TransferCancelled";
     case Code::kTimeout:
       return "TransferTimeout";
+    case Code::kMemoryInUse:
+      return "MemoryInUse";
     case Code::kClosed:
       return "EngineClosed";
     case Code::kForked:

@@ -155,9 +155,9 @@ int finish(void* given, uint64_t deadline_ns, void** failure) {
   if (ended && transfer.ok()) return MC_CALL_DONE;
   fail(failure, ended
                     ? transfer.result()
-                    : Status::error(Code::kTimeout, transfer.label() +
-                                                        " cannot be ended: a driver still uses its memory (" +
-                                                        engine.explain(transfer) + "); keep the memory"));
+                    : Status::error(Code::kMemoryInUse,
+                                    transfer.label() + " cannot be ended: a driver still uses its memory (" +
+                                        engine.explain(transfer) + "); keep the memory"));
   return MC_CALL_FAILED;
 }
 

@@ -156,8 +156,9 @@ void wait(Handle& self, const nb::object& timeout_s) {
       ended = t.wait_until(deadline_after(kCancelGraceS));
     }
     if (!ended && !give_up(self, limit)) {
-      raise(Status::error(Code::kTimeout, t.label() + " cannot be ended: a driver still uses its memory (" +
-                                              self.engine->explain(t) + "); keep the memory and wait again"));
+      raise(Status::error(Code::kMemoryInUse,
+                          t.label() + " cannot be ended: a driver still uses its memory (" +
+                              self.engine->explain(t) + "); keep the memory and wait again"));
     }
   }
   if (!t.ok()) raise(t.result());

@@ -28,7 +28,8 @@ enum class Code {
   kRegionClosed,
   kNoRoute,
   kIntegrity,
-  kNoAnswer,  // of a peer whose connection stands
+  kNoAnswer,     // of a peer whose connection stands
+  kMemoryInUse,  // a transfer's time is over, and a driver does not let go of its memory
 };
 
 struct Status {

@@ -19,6 +19,7 @@ from mooncake_transfer.errors import (
     CallTimeout,
     ConfigError,
     EngineClosed,
+    MemoryInUse,
     TransferCancelled,
     TransferError,
     TransferTimeout,
@@ -212,7 +213,7 @@ def test_a_transfer_that_a_driver_does_not_let_go_of_is_given_up_by_who_awaits_i
     async def wait() -> None:
         await transfer.wait_async(0.05)
 
-    with pytest.raises(TransferTimeout, match=f"{stuck.cause('0.05')}.*keep the memory and wait again"):
+    with pytest.raises(MemoryInUse, match=f"{stuck.cause('0.05')}.*keep the memory and wait again"):
         asyncio.run(wait())
     assert transfer.state == "running"
 

@@ -313,6 +313,9 @@ class ObjectMap:
         Whether one of these leased or reserved slots has bytes there. Raises ValueError.
         """
 
+    def digests_of(self, slots: bytes) -> bytes:
+        """What these leased or reserved slots are for. Raises ValueError."""
+
     def segments_of(self, slots: bytes) -> list[int]:
         """
         In which segments these leased or reserved slots have bytes. Raises ValueError.
@@ -373,6 +376,64 @@ def key_digests(prefix: bytes, keys: list[str | bytes]) -> bytes:
     empty, longer than 64 KiB or of another type.
     """
 
+class TierRecords:
+    """What lies in tiers, as far as a master knows. Not thread-safe."""
+
+    def __init__(self) -> None: ...
+
+    def enter(self, digest: bytes, where: tuple[int, int, int, int], tenant: str | None, round: int) -> None:
+        """
+        A record (tier, epoch, version, bytes) is there, and was named in this round of its tier, which has
+        no other of that key. tenant: None when nobody knows. Raises ValueError.
+        """
+
+    def name(self, digest: bytes, where: tuple[int, int, int, int], round: int) -> bool:
+        """
+        Whether exactly this one is there; from now on as one that was named in this round.
+        """
+
+    def forget(self, digest: bytes) -> list[tuple[int, int, int, int]]:
+        """All of a key go; what that was."""
+
+    def lose(self, digest: bytes, tier: int, epoch: int, version: int) -> bool:
+        """One goes, of whatever size; whether it was there."""
+
+    def purge(self, tier: int, round: int) -> int:
+        """All of a tier go that were not named in this round; how many."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that they take."""
+
+    def __contains__(self, arg: bytes, /) -> bool: ...
+
+    def find(self, digest: bytes) -> list[tuple[int, int, int, int]]:
+        """
+        Those of a key as (tier, epoch, version, bytes), by number of the tier.
+        """
+
+    def count(self, tier: int) -> tuple[int, int]:
+        """Records of a tier, and bytes of their values."""
+
+    def reachable(self, digests: bytes, tiers: Sequence[int]) -> bytes:
+        """One byte per digest: whether one of these tiers has it."""
+
+    def rows(self, digests: bytes, skip: bytes, tiers: Sequence[int]) -> bytes:
+        """
+        Rows of position, tier, epoch, version, bytes: for each digest of which skip says 0, the record in
+        the first of these tiers that has one.
+        """
+
+    def own(self, digests: bytes, tenant: str) -> bytes:
+        """
+        The digests, but zeros in place of those that are known here, and not as this tenant's.
+        """
+
+    def of_tenant(self, tenant: str) -> bytes:
+        """Digests of what is this tenant's, or may be."""
+
 def lay_out(rows: bytes, offsets: NDArray[numpy.uint64]) -> list[tuple[int, NDArray[numpy.uint64]]]:
     """
     For each segment its number and its blocks: N x 3 of local offset, offset in the segment, bytes.
@@ -420,6 +481,11 @@ class GrantTable:
         """
         Let a grant of the client live for another full time; False when it has none of this id.
         """
+
+    def __contains__(self, id: int) -> bool: ...
+
+    def slots_of(self, id: int, client: int) -> bytes:
+        """The slots of a grant of the client; none when it has none of this id."""
 
     def take(self, id: int, client: int) -> Grant | None:
         """

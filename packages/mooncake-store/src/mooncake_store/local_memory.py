@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from types import TracebackType
 from typing import TypeVar
@@ -12,18 +13,25 @@ from mooncake_store.own_segment import Bytes
 from mooncake_store.parts import Uints
 from mooncake_transfer import Region, TransferEngine
 
-__all__ = ["Received", "Registered", "Staged", "StagingBuffers"]
+__all__ = ["Buffer", "Received", "Registered", "Staged", "StagingBuffers"]
 
 KEPT_BUFFERS = 4
 Buffer = tuple[Region, Bytes]
 S = TypeVar("S", bound="Staged")
 
+log = logging.getLogger(__name__)
+
 
 class Registered:
-    """A region of the user: bytes move straight between it and the segments."""
+    """A region of the user: bytes move straight between it and the segments.
+
+    Attributes:
+        in_use: a driver has not let go of it. Who lent it for one call must not use it for another.
+    """
 
     def __init__(self, region: Region) -> None:
         self._region = region
+        self.in_use = False
 
     @property
     def array(self) -> Bytes:
@@ -37,6 +45,10 @@ class Registered:
     def arrived(self, blocks: Uints) -> None:
         """Nothing to do: they arrived where they belong."""
 
+    def keep(self) -> None:
+        """See ``in_use``; a user learns it from the log, and from the region's own ``close()``."""
+        self.in_use = True
+
 
 class StagingBuffers:
     """Regions through which unregistered memory reaches other processes. Thread-safe."""
@@ -46,6 +58,7 @@ class StagingBuffers:
         self._nbytes = nbytes
         self._lock = threading.Lock()
         self._idle: list[Buffer] = []
+        self._lost: list[Buffer] = []
         self._closed = False
 
     def take(self, nbytes: int) -> Buffer:
@@ -66,6 +79,14 @@ class StagingBuffers:
                 self._idle.append(buffer)
         if not keep:
             region.close()
+
+    def lose(self, buffer: Buffer) -> None:
+        """A driver may still read or write the region: nobody gets it any more, and it is freed with the
+        engine.
+        """
+        log.warning("%d bytes of staging are given up: a driver does not let go of them", buffer[0].nbytes)
+        with self._lock:
+            self._lost.append(buffer)
 
     def close(self) -> None:
         """Free the buffers."""
@@ -89,6 +110,7 @@ class Staged:
         self._holds_data = holds_data
         self._buffer: Buffer | None = None
         self._staging: Bytes = array
+        self._in_use = False
 
     def region(self) -> Region:
         """A staging buffer; with a copy of the memory when that is to be written from."""
@@ -104,6 +126,10 @@ class Staged:
         for start, _, nbytes in blocks.tolist():
             self.array[start : start + nbytes] = self._staging[start : start + nbytes]
 
+    def keep(self) -> None:
+        """A driver has not let go of the buffer."""
+        self._in_use = True
+
     def __enter__(self: S) -> S:
         return self
 
@@ -111,7 +137,7 @@ class Staged:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._buffer is not None:
-            self._buffers.give_back(self._buffer)
+            (self._buffers.lose if self._in_use else self._buffers.give_back)(self._buffer)
             self._buffer = None
 
 

@@ -21,6 +21,7 @@ from mooncake_transfer.errors import (
     CallTimeout,
     ConfigError,
     EngineClosed,
+    MemoryInUse,
     NoRoute,
     PeerUnreachable,
     RegionClosed,
@@ -56,6 +57,10 @@ class LocalMemory(Protocol):
 
     def arrived(self, blocks: Uints) -> None:
         """These blocks (local offset, offset in the segment, bytes) have been read into :meth:`region`."""
+        ...
+
+    def keep(self) -> None:
+        """A driver does not let go of :meth:`region`: it is nobody else's until the engine is closed."""
         ...
 
 
@@ -292,7 +297,7 @@ class _Move:
         except BaseException:
             # The memory is the caller's again as soon as this is left.
             for _, _, transfer in self._running:
-                self._abort(transfer)
+                self._abort(transfer, self._memory)
             raise
         finally:
             for _, _, transfer in self._running:
@@ -319,12 +324,14 @@ class _Move:
             self._finish(segment, blocks, transfer)
 
     @staticmethod
-    def _abort(transfer: Transfer) -> None:
+    def _abort(transfer: Transfer, memory: LocalMemory) -> None:
         transfer.cancel()
         try:
             transfer.wait(ABORT_TIMEOUT_S)
         except TransferError as error:
             log.debug("a transfer was given up: %s", error)
+            if isinstance(error, MemoryInUse):
+                memory.keep()
 
     def _start(self, segment: int, blocks: Uints) -> None:
         engine = self._mover.engine
@@ -343,6 +350,8 @@ class _Move:
         try:
             transfer.wait(max(0.0, self._deadline_s - time.monotonic()))
         except TransferError as error:
+            if isinstance(error, MemoryInUse):
+                self._memory.keep()
             self._mover.failed(self._moved, self._layout, segment, len(blocks), error)
         else:
             if not self._write:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from mooncake_store._errors import (
 from mooncake_store.batch import Batch, as_bytes
 from mooncake_store.config import StoreConfig
 from mooncake_store.keys import Key
-from mooncake_store.local_memory import Received, Registered, Staged, StagingBuffers
+from mooncake_store.local_memory import Buffer, Received, Registered, Staged, StagingBuffers
 from mooncake_store.membership import Membership
 from mooncake_store.mover import Mover
 from mooncake_store.notices import Notices
@@ -32,7 +33,7 @@ from mooncake_store.quick import Handed, Quick, Stage
 from mooncake_store.reader import Reading, missing, require_good, twice
 from mooncake_store.writer import STORED, Source, Values, Writer
 from mooncake_transfer import Region
-from mooncake_transfer.errors import TransferError
+from mooncake_transfer.errors import MemoryInUse, TransferError
 
 __all__ = ["Singles", "check_if_exists"]
 
@@ -141,8 +142,12 @@ class Singles:
         nbytes: int,
         if_exists: IfExists,
         policy: PutPolicy | None,
+        memory: Registered | None = None,
     ) -> Handed | Literal[True] | None:
-        """Put it, True; or as far as it goes without the interpreter; None: nothing was done."""
+        """Put it, True; or as far as it goes without the interpreter; None: nothing was done.
+
+        ``memory`` is told when a driver has not let go of the region.
+        """
         quick = self._quick
         # Who listens is told of keys that this client is about to put.
         if quick is None or policy is not None or self._notices.wanted:
@@ -152,6 +157,8 @@ class Singles:
         done = quick.put_from(key, region, offset, nbytes, if_exists == "replace", *position)
         if done is True:
             return True
+        if memory is not None and done is not None:
+            _keep_if_in_use(memory, done)
         handed = self._taken_over(done)
         # Stored, and counted; the master has told of something else besides.
         if handed is not None and handed.committed and self._writer.committed(handed)[0] == STORED:
@@ -170,17 +177,24 @@ class Singles:
             region, staged = buffer = self._staging.take(array.nbytes)
         except TransferError:  # the call may need no such memory, or says what is wrong
             return False
-        try:
+        with self._lent(buffer) as memory:
             staged[: array.nbytes] = array
-            handed = self._begin_put(key, region, 0, array.nbytes, if_exists, policy)
+            handed = self._begin_put(key, region, 0, array.nbytes, if_exists, policy, memory)
             if isinstance(handed, tuple):
                 batch = Batch(self.config.tenant, [key])
                 offsets, sizes = as_ranges(0, array.nbytes, 1, array.nbytes)
-                values = Values(batch, sizes, [Source(Registered(region), offsets)], policy)
+                values = Values(batch, sizes, [Source(memory, offsets)], policy)
                 self._put_one(key, values, if_exists, handed)
-        finally:
-            self._staging.give_back(buffer)
         return handed is not None
+
+    @contextmanager
+    def _lent(self, buffer: Buffer) -> Iterator[Registered]:
+        """A buffer for one call."""
+        memory = Registered(buffer[0])
+        try:
+            yield memory
+        finally:
+            (self._staging.lose if memory.in_use else self._staging.give_back)(buffer)
 
     def _taken_over(self, left: tuple[Any, ...] | None) -> Handed | None:
         """What is to be gone on with of a call that was not usual. Raises MasterUnreachable, StoreClosed."""
@@ -213,10 +227,10 @@ class Singles:
             region, _ = buffer = self._staging.take(0)
         except TransferError:  # as for puts
             return None
-        try:
+        with self._lent(buffer) as memory:
             value = quick.get(key, region)
-        finally:
-            self._staging.give_back(buffer)
+            if isinstance(value, tuple):
+                _keep_if_in_use(memory, value)
         if isinstance(value, bytes):
             return value
         handed = self._gone_on_with(value, key)
@@ -241,6 +255,13 @@ class Singles:
     def _require(there: npt.NDArray[np.bool_], key: Key) -> None:
         if not there[0]:
             raise missing(key)
+
+
+def _keep_if_in_use(memory: Registered, left: tuple[Any, ...]) -> None:
+    failure = Handed(*left).failure
+    # After Ctrl-C nothing says whether a driver has let go.
+    if isinstance(failure, MemoryInUse) or not isinstance(failure, Exception | None):
+        memory.keep()
 
 
 def check_if_exists(if_exists: str) -> None:

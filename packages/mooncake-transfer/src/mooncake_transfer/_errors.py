@@ -10,7 +10,7 @@
     ├─ DriverError   ─ DriverUnavailable · NoRoute
     ├─ RegistryError ─ RegistryUnavailable · NameUnknown
     ├─ MemoryUnavailable ─ PoolExhausted
-    ├─ TransferTimeout
+    ├─ TransferTimeout ─ MemoryInUse
     ├─ TransferCancelled
     ├─ IntegrityError
     └─ EngineClosed  ─ EngineForked
@@ -132,6 +132,14 @@ class PoolExhausted(MemoryUnavailable, TimeoutError):
 
 class TransferTimeout(TransferError, TimeoutError):
     """The deadline passed. The transfer was cancelled; bytes may have been moved in part."""
+
+
+class MemoryInUse(TransferTimeout):
+    """The deadline passed, and a driver cannot be made to let go: it may read or write the memory still.
+
+    Neither free the memory nor use it for anything else before another ``wait()`` has ended otherwise. Who
+    retries does so with other memory.
+    """
 
 
 class TransferCancelled(TransferError):

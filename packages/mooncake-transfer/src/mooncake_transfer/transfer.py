@@ -14,7 +14,7 @@ import msgspec
 
 from mooncake_transfer import _core
 from mooncake_transfer._arguments import flag, method_name, number, one_of, seconds, text, wrong
-from mooncake_transfer._errors import ConfigError, EngineForked, TransferError, TransferTimeout
+from mooncake_transfer._errors import ConfigError, EngineForked, MemoryInUse, TransferError, TransferTimeout
 from mooncake_transfer._scarce import event_descriptor
 from mooncake_transfer.grid import Blocks, Grid, as_blocks
 from mooncake_transfer.region import Region, RemoteRegion
@@ -244,7 +244,7 @@ class Transfer(_core.Transfer):
         until_s = time.monotonic() + CANCEL_GRACE_S
         while not self.done():
             if time.monotonic() >= until_s:
-                raise TransferTimeout(
+                raise MemoryInUse(
                     f"{self.overdue(limit_s)}; it cannot be ended, as a driver still uses its memory; "
                     "keep the memory and wait again"
                 )

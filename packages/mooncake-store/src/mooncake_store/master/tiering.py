@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mooncake_store import protocol
+from mooncake_store._core import TierRecords
+from mooncake_store._errors import MasterRefused
 from mooncake_store.keys import DIGEST_BYTES
 from mooncake_store.master.context import Group, Handler, MasterContext
 from mooncake_store.master.members import Member
@@ -20,7 +22,7 @@ from mooncake_store.protocol import Outcome, Reply, Request, TierReport, tiers
 __all__ = ["Tiering"]
 
 MAX_QUEUED = 100_000
-NOBODYS = bytes(DIGEST_BYTES)  # no key has this digest
+MAX_TIERS = MAX_ROUND = 0xFFFF
 # Keys of values that may be written to tiers; who is not among the last so many put is not.
 MAX_KEYS = 1_000_000
 # Values come back into memory only where that makes nothing else leave.
@@ -29,47 +31,48 @@ FREE_TO_PROMOTE = 0.01
 log = logging.getLogger(__name__)
 
 
-class Where(NamedTuple):
-    """A record: which tier, which version, how large."""
-
-    tier: int
-    epoch: int
-    version: int
-    nbytes: int
+# A record: number of its tier, epoch, version, bytes.
+Where = tuple[int, int, int, int]
 
 
 @dataclass(slots=True)
 class _Tier:
-    """One tier that was mounted since this master began. Without owners it is away, and not forgotten."""
+    """One tier that was mounted since this master began. Without owners it is away, and not forgotten.
 
+    Attributes:
+        shared: several members may have it open at a time.
+        drops: what is out of date there, and its owners have not been told yet.
+        adopting: nobody has had it open before.
+        round: how often it was mounted, if it is not shared: records that were not named since are not there.
+    """
+
+    shared: bool
     owners: dict[int, str] = field(default_factory=dict)
     drops: deque[tuple[bytes, int, int]] = field(default_factory=deque)
-    adopting: bool = True  # nobody has had it open before
-    records: int = 0
-    value_bytes: int = 0
-
-    def count(self, where: Where, sign: int) -> None:
-        """A record is there, or not any more."""
-        self.records += sign
-        self.value_bytes += sign * where.nbytes
+    adopting: bool = True
+    round: int = 0
 
 
 @dataclass(slots=True)
 class _Owner:
-    """A member with tiers, and what it is to write into them: digests of values in its segment."""
+    """A member with tiers, and what it is to write into them: digests of values in its segment.
+
+    Attributes:
+        naming: it is saying what its tiers have.
+    """
 
     tiers: list[int]
     touches: int
+    naming: bool = True
     queue: deque[bytes] = field(default_factory=deque)
 
 
 class Placed(NamedTuple):
-    """A reservation: its values, until when it may be committed, and which records it promotes."""
+    """A reservation: its values, where each begins, and which records it promotes."""
 
     digests: list[bytes]
     keys: list[bytes]
     segments: list[int]
-    deadline_s: float
     promoted: list[tuple[int, int]]
 
 
@@ -86,12 +89,11 @@ class Tiering(Group):
         self._numbers: dict[str, int] = {}
         self._owners: dict[int, _Owner] = {}
         self._segments: dict[int, int] = {}
-        self._where: dict[bytes, tuple[Where, ...]] = {}
-        self._tenants: dict[bytes, str] = {}  # of what is there, as far as it is known
+        self._records = TierRecords()
+        self._open: list[int] = []  # tiers that can be read
         self._tickets: dict[bytes, tuple[int, int]] = {}  # version, and the client that is to write it
         self._keys: OrderedDict[bytes, tuple[bytes, str]] = OrderedDict()  # and whose it is
         self._last_ticket = 0
-        self._quiet_until_s = float("inf")
         self._placed: dict[int, Placed] = {}
         self._exist: Handler | None = None
 
@@ -122,8 +124,9 @@ class Tiering(Group):
 
     def on_tick(self, now_s: float) -> None:
         """See Group."""
-        for reservation in [id for id, placed in self._placed.items() if placed.deadline_s < now_s]:
-            del self._placed[reservation]
+        reservations = self.context.reservations
+        for ended in [reservation for reservation in self._placed if reservation not in reservations]:
+            del self._placed[ended]
         self._admit_touched(now_s)
 
     def _admit_touched(self, now_s: float) -> None:
@@ -136,23 +139,26 @@ class Tiering(Group):
     def _mount(self, request: tiers.MountTiers, member: Member, now_s: float) -> Reply:
         self.context.desk.note_touches()  # it knows nothing of what is around the handlers of Objects here
         self._unmount(member.client)
-        if not self._tiers:
-            # Reservations of before are not known here, and could make what is written now out of date.
-            self._quiet_until_s = now_s + self.context.config.reservation_ttl_s
-            if not self._placed_before():
-                self._quiet_until_s = now_s
+        if len(self._numbers) + len(request.tiers) > MAX_TIERS:
+            raise MasterRefused(
+                f"this master has seen {len(self._numbers)} tiers, and can tell no more apart"
+            )
         numbers = []
-        for name, _ in request.tiers:
+        for name, shared in request.tiers:
             number = self._numbers.setdefault(name, len(self._numbers) + 1)
-            self._tiers.setdefault(number, _Tier()).owners[member.client] = request.address
+            tier = self._tiers.setdefault(number, _Tier(shared))
+            tier.owners[member.client] = request.address
+            if not shared:
+                tier.round = (tier.round + 1) & MAX_ROUND
             numbers.append(number)
         self._owners[member.client] = _Owner(numbers, request.touches)
+        self._note_open()
         if member.segment:
             self._segments[member.segment] = member.client
         return tiers.TiersMounted(tiers=numbers)
 
-    def _placed_before(self) -> bool:
-        return bool(self.context.stats().reservations)
+    def _note_open(self) -> None:
+        self._open = [number for number, tier in sorted(self._tiers.items()) if tier.owners]
 
     def _unmount(self, client: int) -> None:
         if self._owners.pop(client, None) is None:
@@ -160,6 +166,7 @@ class Tiering(Group):
         self._segments = {segment: owner for segment, owner in self._segments.items() if owner != client}
         for tier in self._tiers.values():
             tier.owners.pop(client, None)
+        self._note_open()
         for digest in [digest for digest, ticket in self._tickets.items() if ticket[1] == client]:
             del self._tickets[digest]
 
@@ -173,25 +180,49 @@ class Tiering(Group):
         tenants: list[str | None] = [*request.tenants] or [None] * len(digests)
         asked = zip(digests, _rows(request.numbers, 3), in_memory, tenants, strict=True)
         for digest, numbers, there, tenant in asked:
-            where = Where(request.tier, *numbers)
-            known = self._where.get(digest, ())
+            epoch, version, nbytes = numbers
+            where = (request.tier, epoch, version, nbytes)
             # What this master has seen this tier with is known exactly. Of one that is new to it, everything
             # is taken that says nothing else than memory and other tiers do.
-            good = where in known or (tier.adopting and not there and _is_youngest(where, known))
-            if good and where not in known:
-                self._enter(digest, where, tenant)
+            good = self._records.name(digest, where, tier.round)
+            if not good and tier.adopting and not there:
+                good = self._is_youngest(digest, where)
+                if good:
+                    self._records.enter(digest, where, tenant, tier.round)
             taken.append(good)
         return tiers.RecordsTaken(taken=bytes(taken))
+
+    def _is_youngest(self, digest: bytes, where: Where) -> bool:
+        """Whether no tier has a younger version of the key; those that have an older one lose it."""
+        known = self._records.find(digest)
+        if any(other[1:3] > where[1:3] or other[:3] == where[:3] for other in known):
+            return False
+        for other in known:
+            if other[1:3] < where[1:3]:
+                self._records.lose(digest, *other[:3])
+                self._note_drop(digest, other)
+        return True
+
+    def _purge(self, owner: _Owner) -> None:
+        """The owner has named all that its tiers have; the rest left while nobody looked."""
+        owner.naming = False
+        for number in owner.tiers:
+            tier = self._tiers[number]
+            tier.adopting = False
+            lost = 0 if tier.shared else self._records.purge(number, tier.round)
+            if lost:
+                log.info("tier %d has lost %d records while it was away", number, lost)
 
     def _take_offloads(self, request: tiers.TakeOffloads, member: Member, now_s: float) -> Reply:
         owner = self._owners.get(member.client)
         if owner is None:
             return tiers.Offloads(mounted=False, digests=b"", keys=[], versions=b"", drop=[])
         self._admit_touched(now_s)
+        if owner.naming:
+            self._purge(owner)  # who asks this has named everything
         drop = []
         for number in owner.tiers:
             tier = self._tiers[number]
-            tier.adopting = False  # who asks this has adopted
             drop += [(number, *item) for item in tier.drops]
             tier.drops.clear()
         digests: list[bytes] = []
@@ -210,19 +241,20 @@ class Tiering(Group):
     def _offloaded(self, request: tiers.Offloaded, member: Member, now_s: float) -> Reply:
         taken = bytearray()
         for digest, numbers in zip(_split(request.digests), _rows(request.numbers, 3), strict=True):
-            where = Where(request.tier, *numbers)
+            epoch, version, nbytes = numbers
             # The ticket is gone when the value was replaced or removed since it was given out.
-            good = self._has_open(member, where.tier) and where.epoch == self.context.epoch
-            good = good and self._tickets.get(digest) == (
-                where.version,
-                member.client,
-            )
-            if good:
-                self._enter(digest, where, self._keys.get(digest, (b"", None))[1])
+            good = self._has_open(member, request.tier) and epoch == self.context.epoch
+            good = good and self._tickets.get(digest) == (version, member.client)
+            where, round = (request.tier, epoch, version, nbytes), self._round(request.tier)
+            if good and not self._records.name(digest, where, round):  # who got no answer asks again
+                self._records.enter(digest, where, self._keys.get(digest, (b"", None))[1], round)
             taken.append(good)
         for digest in _split(request.done):
             self._tickets.pop(digest, None)
         return tiers.RecordsTaken(taken=bytes(taken))
+
+    def _round(self, tier: int) -> int:
+        return self._tiers[tier].round if tier in self._tiers else 0
 
     def _has_open(self, member: Member, tier: int) -> bool:
         return tier in self._tiers and member.client in self._tiers[tier].owners
@@ -231,17 +263,7 @@ class Tiering(Group):
         if not self._has_open(member, request.tier):
             return protocol.Done()
         for digest, numbers in zip(_split(request.digests), _rows(request.numbers, 3), strict=True):
-            epoch, version, _ = numbers
-            known = self._where.get(digest, ())
-            left = tuple(where for where in known if where[:3] != (request.tier, epoch, version))
-            for where in known:
-                if where not in left:
-                    self._tiers[where.tier].count(where, -1)
-            if left:
-                self._where[digest] = left
-            else:
-                self._where.pop(digest, None)
-                self._tenants.pop(digest, None)
+            self._records.lose(digest, request.tier, *numbers[:2])
         return protocol.Done()
 
     # ---- what goes around the handlers of Objects
@@ -251,28 +273,20 @@ class Tiering(Group):
         if not self._tiers or not isinstance(reply, protocol.Located):
             return reply
         digests = _split(request.digests)
-        if b"\0" in reply.found and self._where:
-            reply.tiered = self._tiered(digests, reply.found)
+        if b"\0" in reply.found and len(self._records):
+            reply.tiered = self._tiered(request.digests, reply.found)
         for position, inside, segment, *_ in _rows(reply.placement.rows, 5):
             if not inside:
                 self._admit(digests[position], segment, 2, now_s)
         return reply
 
-    def _tiered(self, digests: list[bytes], found: bytes) -> tiers.Tiered | None:
-        rows: list[int] = []
-        for position, (digest, there) in enumerate(zip(digests, found, strict=True)):
-            where = None if there else self._reachable(digest)
-            if where is not None:
-                rows += (position, *where)
-        named = set(rows[1::5])
+    def _tiered(self, digests: bytes, found: bytes) -> tiers.Tiered | None:
+        rows = self._records.rows(digests, found, self._open)
         if not rows:
             return None
+        named = {row[1] for row in _rows(rows, 5)}
         owners = {number: list(self._tiers[number].owners.items()) for number in named}
-        return tiers.Tiered(rows=np.array(rows, dtype="<u8").tobytes(), owners=owners)
-
-    def _reachable(self, digest: bytes) -> Where | None:
-        known = self._where.get(digest, ())
-        return next((where for where in known if self._tiers[where.tier].owners), None)
+        return tiers.Tiered(rows=rows, owners=owners)
 
     def _admit(self, digest: bytes, segment: int, touches: int, now_s: float) -> None:
         """A value was touched so often: the owner of its first byte may write it to its tiers."""
@@ -280,7 +294,7 @@ class Tiering(Group):
         owner = self._owners.get(client)
         if owner is None or owner.touches > touches or len(owner.queue) >= MAX_QUEUED:
             return
-        if now_s >= self._quiet_until_s and digest not in self._tickets and digest not in self._where:
+        if digest not in self._tickets and digest not in self._records:
             # Rising, as versions are, and not to be guessed: who names one may have the record read.
             self._last_ticket += 1
             self._tickets[digest] = (self._last_ticket << 32 | secrets.randbits(32), client)
@@ -289,38 +303,33 @@ class Tiering(Group):
     def _reserve(self, inner: Handler, request: protocol.Reserve, member: Member, now_s: float) -> Reply:
         if not self._tiers:
             return inner(request, member, now_s)
-        digests = _split(request.digests)
         if request.promoted:
-            return self._promote(inner, request, digests, member, now_s)
+            return self._promote(inner, request, member, now_s)
         only_in_tiers: list[int] = []
-        if request.if_exists != "replace" and self._where:
+        if request.if_exists != "replace" and len(self._records):
             in_memory = self._in_memory(request.digests, member, now_s)
-            only_in_tiers = [
-                i for i, digest in enumerate(digests) if not in_memory[i] and self._reachable(digest)
-            ]
+            in_tiers = self._records.reachable(request.digests, self._open)
+            only_in_tiers = [i for i, there in enumerate(in_memory) if not there and in_tiers[i]]
         reply = _without(inner, request, only_in_tiers, member, now_s)
-        self._note(reply, request, [], now_s)
+        self._note(reply, request, [])
         return reply
 
     def _promote(
         self,
         inner: Handler,
         request: protocol.Reserve,
-        digests: list[bytes],
         member: Member,
         now_s: float,
     ) -> Reply:
         stats = self.context.stats()
         sizes = int(np.frombuffer(request.sizes, dtype="<u8").sum())
         if stats.free_bytes - sizes < FREE_TO_PROMOTE * stats.capacity_bytes:
-            return _nothing_placed(len(digests), Outcome.FULL)
+            return _nothing_placed(len(request.keys), Outcome.FULL)
         reply = inner(request, member, now_s)
-        self._note(reply, request, [(row[0], row[1]) for row in _rows(request.promoted, 2)], now_s)
+        self._note(reply, request, [(row[0], row[1]) for row in _rows(request.promoted, 2)])
         return reply
 
-    def _note(
-        self, reply: Reply, request: protocol.Reserve, promoted: list[tuple[int, int]], now_s: float
-    ) -> None:
+    def _note(self, reply: Reply, request: protocol.Reserve, promoted: list[tuple[int, int]]) -> None:
         if not isinstance(reply, protocol.Reserved) or not reply.reservation:
             return
         digests = _split(request.digests)
@@ -330,7 +339,6 @@ class Tiering(Group):
             [digests[i] for i in placed],
             [request.keys[i] for i in placed],
             [first.get(i, 0) for i in placed],
-            now_s + 2 * self.context.config.reservation_ttl_s,
             [promoted[i] for i in placed] if promoted else [],
         )
 
@@ -341,20 +349,33 @@ class Tiering(Group):
             stale = [
                 i
                 for i, (digest, version) in enumerate(zip(placed.digests, placed.promoted, strict=True))
-                if all(where[1:3] != version for where in self._where.get(digest, ()))
+                if all(where[1:3] != version for where in self._records.find(digest))
             ]
             request.failed = sorted({*request.failed, *stale})
+            return inner(request, member, now_s)
+        # From the reservation itself: it may be older than the first tier.
+        digests = self._reserved(request.reservation, member) if self._tiers else []
         reply = inner(request, member, now_s)
-        if placed is not None and not placed.promoted and isinstance(reply, protocol.Committed):
-            stored = (outcome == Outcome.STORED for outcome in reply.outcomes)
-            for digest, key, segment, done in zip(
-                placed.digests, placed.keys, placed.segments, stored, strict=False
-            ):
+        if isinstance(reply, protocol.Committed):
+            stored = [outcome == Outcome.STORED for outcome in reply.outcomes]
+            for digest, done in zip(digests, stored, strict=False):
                 if done:
                     self._forget(digest)
-                    self._remember(digest, (key, member.tenant_name))
-                    self._admit(digest, segment, 1, now_s)
+            if placed is not None:
+                self._plan(placed, stored, member, now_s)
         return reply
+
+    def _reserved(self, reservation: int, member: Member) -> list[bytes]:
+        slots = self.context.reservations.slots_of(reservation, member.client)
+        return _split(self.context.map.digests_of(slots))
+
+    def _plan(self, placed: Placed, stored: list[bool], member: Member, now_s: float) -> None:
+        """Values that were stored are new to all tiers."""
+        told = zip(placed.digests, placed.keys, placed.segments, stored, strict=False)
+        for digest, key, segment, done in told:
+            if done:
+                self._remember(digest, (key, member.tenant_name))
+                self._admit(digest, segment, 1, now_s)
 
     def _remember(self, digest: bytes, key: tuple[bytes, str]) -> None:
         self._keys[digest] = key
@@ -365,30 +386,26 @@ class Tiering(Group):
         self._exist = inner
 
         def exist(request: protocol.Exist, member: Member, now_s: float) -> Reply:
-            return self._found_too(inner(request, member, now_s), _split(request.digests))
+            return self._found_too(inner(request, member, now_s), request.digests)
 
         return exist
 
     def _remove(self, inner: Handler, request: protocol.Remove, member: Member, now_s: float) -> Reply:
-        digests = _split(request.digests)
-        reply = self._found_too(inner(request, member, now_s), digests)
-        for digest in digests:
+        reply = self._found_too(inner(request, member, now_s), request.digests)
+        for digest in _split(request.digests):
             self._forget(digest)
         return reply
 
     def _remove_all(self, inner: Handler, request: protocol.RemoveAll, member: Member, now_s: float) -> Reply:
-        for digest in list(self._where):
-            if self._tenants.get(digest) in (None, member.tenant_name):
-                self._forget(digest)
+        for digest in _split(self._records.of_tenant(member.tenant_name)):
+            self._forget(digest)
         self._tickets.clear()  # what is being written meanwhile is out of date, whosever it is
         return inner(request, member, now_s)
 
-    def _found_too(self, reply: Reply, digests: list[bytes]) -> Reply:
-        if self._where and isinstance(reply, protocol.Found):
-            reply.found = bytes(
-                there or self._reachable(digest) is not None
-                for there, digest in zip(reply.found, digests, strict=True)
-            )
+    def _found_too(self, reply: Reply, digests: bytes) -> Reply:
+        if len(self._records) and isinstance(reply, protocol.Found):
+            in_tiers = self._records.reachable(digests, self._open)
+            reply.found = bytes(there or tiered for there, tiered in zip(reply.found, in_tiers, strict=True))
         return reply
 
     def _in_memory(self, digests: bytes, member: Member, now_s: float) -> bytes:
@@ -400,45 +417,31 @@ class Tiering(Group):
     def tiers(self) -> list[TierReport]:
         """See Group."""
         names = {number: name for name, number in self._numbers.items()}
-        return [
-            TierReport(
-                tier=names[number],
-                owners=list(tier.owners.values()),
-                records=tier.records,
-                value_bytes=tier.value_bytes,
+        found = []
+        for number, tier in self._tiers.items():
+            records, value_bytes = self._records.count(number)
+            owners = list(tier.owners.values())
+            found.append(
+                TierReport(tier=names[number], owners=owners, records=records, value_bytes=value_bytes)
             )
-            for number, tier in self._tiers.items()
-        ]
+        return found
 
     def own(self, digests: bytes, tenant: str) -> bytes:
         """See Group."""
-        if not self._where:
-            return digests
-        return b"".join(
-            digest if digest not in self._where or self._tenants.get(digest) == tenant else NOBODYS
-            for digest in _split(digests)
-        )
-
-    def _enter(self, digest: bytes, where: Where, tenant: str | None) -> None:
-        if tenant is not None:
-            self._tenants[digest] = tenant
-        self._tiers[where.tier].count(where, 1)
-        self._where[digest] = (*self._where.get(digest, ()), where)
+        return self._records.own(digests, tenant) if len(self._records) else digests
 
     def _forget(self, digest: bytes) -> None:
         """What tiers have of this key is out of date."""
         self._tickets.pop(digest, None)
         self._keys.pop(digest, None)
-        self._tenants.pop(digest, None)
-        for where in self._where.pop(digest, ()):
-            tier = self._tiers[where.tier]
-            tier.count(where, -1)
-            if tier.owners:
-                tier.drops.append((digest, where.epoch, where.version))
+        for where in self._records.forget(digest):
+            self._note_drop(digest, where)
 
-
-def _is_youngest(where: Where, known: tuple[Where, ...]) -> bool:
-    return all(other[1:3] <= where[1:3] for other in known)
+    def _note_drop(self, digest: bytes, where: Where) -> None:
+        """Who has that tier open is to remove the record. Who mounts it later does not find it known."""
+        tier = self._tiers[where[0]]
+        if tier.owners:
+            tier.drops.append((digest, where[1], where[2]))
 
 
 def _without(

@@ -26,6 +26,7 @@ from mooncake_store.reader import Reading
 from mooncake_store.tiers.codec import rounded
 from mooncake_store.tiers.config import open_tier
 from mooncake_store.tiers.contract import Record, RecordMeta, Stored, Tier, WriteOutcome
+from mooncake_store.tiers.losses import Losses
 from mooncake_store.tiers.staging import Lease, Staging
 from mooncake_store.time_budget import TimeBudget
 from mooncake_transfer import Region, TransferEngine
@@ -69,17 +70,21 @@ class TierOwner:
         self._tiers = list(opened)
         self._numbers: dict[int, Tier] = {}
         self._mounted = False
-        self._lost: deque[tuple[Tier, bytes, tuple[int, int]]] = deque(maxlen=MAX_LOST)
+        self._losses = Losses(MAX_LOST)
+        self._news = False  # something was lost since the last turn
         self._promotions: deque[_Promotion] = deque()
         self.entered = 0  # records of which the master has been told
         self._stop = False
         self._wake = threading.Condition()
         self.staging = Staging(engine, config.tier_staging_bytes, config.lease_ttl_s)
-        self._region = engine.allocate(OFFLOAD_BYTES, name="store-tier-offload")
+        self._region: Region | None = None
+        self._given_up: list[
+            Region
+        ] = []  # memory that a driver may still write to, until the engine is closed
         for tier in self._tiers:
             tier.on_gone = lambda gone, tier=tier: self._note_lost(tier, gone)
             tier.lend_memory(self.staging.memory)
-            tier.lend_memory(np.frombuffer(self._region.view(), dtype=np.uint8))
+        self._offload_region()
         self._thread = threading.Thread(target=self._run, name="mooncake-store-tiers", daemon=True)
 
     @property
@@ -107,7 +112,16 @@ class TierOwner:
         for tier in self._tiers:
             tier.close()
         self.staging.close()
-        self._region.close()
+        if self._region is not None:
+            self._region.close()
+
+    def _offload_region(self) -> Region:
+        """Through which values go to tiers. Raises MemoryUnavailable."""
+        if self._region is None:
+            self._region = self._engine.allocate(OFFLOAD_BYTES, name="store-tier-offload")
+            for tier in self._tiers:
+                tier.lend_memory(np.frombuffer(self._region.view(), dtype=np.uint8))
+        return self._region
 
     # ---- for readers
 
@@ -133,8 +147,24 @@ class TierOwner:
             )
         reads = [(digest, *row) for digest, row in zip(digests, rows, strict=True)]
         lease = self.staging.stage(tier, reads, self._config.call_timeout_s / 2)
+        if lease.missing:
+            self._note_missing(tier, [reads[at] for at in lease.missing])
         self._plan_promotion(tier, lease, digests)
         return lease
+
+    def _note_missing(self, tier: Tier, reads: list[tuple[bytes, int, int, int]]) -> None:
+        """The master named these, and the tier does not have them: removed by another process or a rule of
+        the bucket, or put aside as damaged.
+        """
+        found = tier.find([digest for digest, *_ in reads], self._config.call_timeout_s / 4)
+        gone = [
+            (digest, (epoch, version))
+            for (digest, epoch, version, _), stored in zip(reads, found, strict=True)
+            # Who asked for another size than it has is told nothing, and changes nothing.
+            if stored is None or (stored.meta.epoch, stored.meta.version) != (epoch, version)
+        ]
+        if gone:
+            self._note_lost(tier, gone)
 
     def _plan_promotion(self, tier: Tier, lease: Lease, digests: list[bytes]) -> None:
         good = [(at, digests[at]) for at, offset in enumerate(lease.offsets) if offset >= 0]
@@ -163,10 +193,14 @@ class TierOwner:
             except (StoreError, TransferError) as error:
                 log.debug("the tiers wait for the master: %s", error)
                 busy = False
+            except Exception:  # a tier of another package, a disk: whatever it is, others go on being served
+                log.exception("the tiers of this store go on after an error")
+                busy = False
             with self._wake:
                 if not busy:
                     self._wake.wait_for(
-                        lambda: self._stop or bool(self._promotions), self._config.heartbeat_s / 2
+                        lambda: self._stop or self._news or bool(self._promotions),
+                        self._config.heartbeat_s / 2,
                     )
         while self._promotions:
             self.staging.release(self._promotions.popleft().lease)
@@ -179,6 +213,8 @@ class TierOwner:
                 self._promote(promotion)
             finally:
                 self.staging.release(promotion.lease)
+        if self._losses.take_overflow():
+            self._mounted = False
         if not self._mounted:
             self._mount()
         self._tell_lost()
@@ -243,7 +279,7 @@ class TierOwner:
         batch = Digests(b"".join(digest for digest, *_ in todo))
         with Reading(self._membership, self._mover, batch, self._config.transfer_timeout_s) as reading:
             sizes = reading.sizes.tolist()
-            region, at = self._region, 0
+            region, at = self._offload_region(), 0
             chosen: list[tuple[int, int, int]] = []
             for position, nbytes in enumerate(sizes):
                 if chosen and at + nbytes > OFFLOAD_BYTES:
@@ -253,16 +289,25 @@ class TierOwner:
             if at > region.nbytes:
                 region = self._engine.allocate(at, name="store-tier-offload-large")
             parts = [(i, 0, start, n) for i, start, n in chosen if reading.found[i] and n]
+            memory = Registered(region)
             if parts:
-                reading.fetch_parts(Registered(region), np.array(parts, dtype=np.uint64))
+                reading.fetch_parts(memory, np.array(parts, dtype=np.uint64))
         try:
             self._write(
                 [(todo[i], start, n) for i, start, n in chosen if reading.good[i]], region, todo, chosen
             )
         finally:
-            if region is not self._region:
-                region.close()
+            self._let_go(memory)
         return todo[len(chosen) :]
+
+    def _let_go(self, memory: Registered) -> None:
+        """Of what values went through; what a driver still uses is replaced."""
+        region = memory.region()
+        if memory.in_use:
+            self._given_up.append(region)
+            self._region = None if region is self._region else self._region
+        elif region is not self._region:
+            region.close()
 
     def _write(
         self,
@@ -319,7 +364,10 @@ class TierOwner:
         layout = Layout(reserved.placement, offsets, request.epoch)
         until_s = asked_s + 0.9 * self._membership.reservation_ttl_s
         enough_s = TimeBudget(self._config.transfer_timeout_s).begin(layout.nbytes, tries=1)
-        moved = self._mover.write(Registered(lease.region), layout, min(until_s, enough_s))
+        memory = Registered(lease.region)
+        moved = self._mover.write(memory, layout, min(until_s, enough_s))
+        if memory.in_use:
+            self.staging.give_up(lease)
         failed = [number for number, at in enumerate(placed) if at in moved.failed]
         commit = protocol.Commit(
             reservation=reserved.reservation, failed=failed, if_exists="keep", notices_seen=0
@@ -327,21 +375,28 @@ class TierOwner:
         self._membership.conclude(commit, request.epoch, protocol.Committed)
 
     def _note_lost(self, tier: Tier, gone: list[tuple[bytes, tuple[int, int]]]) -> None:
-        self._lost.extend((tier, digest, version) for digest, version in gone)
+        self._losses.note(tier, gone)
+        with self._wake:
+            self._news = True
+            self._wake.notify_all()
 
     def _tell_lost(self) -> None:
-        by_tier: dict[int, list[tuple[bytes, tuple[int, int]]]] = {}
+        self._news = False
         numbers = {id(tier): number for number, tier in self._numbers.items()}
-        while self._lost:
-            tier, digest, version = self._lost.popleft()
-            by_tier.setdefault(numbers[id(tier)], []).append((digest, version))
-        for number, items in by_tier.items():
-            request = tiers.RecordsLost(
-                tier=number,
-                digests=b"".join(digest for digest, _ in items),
-                numbers=_packed([(*version, 0) for _, version in items]),
-            )
-            self._membership.ask(request, protocol.Done)
+        untold = self._losses.take()
+        try:
+            while untold:
+                tier, gone = untold[-1]
+                request = tiers.RecordsLost(
+                    tier=numbers[id(tier)],
+                    digests=b"".join(digest for digest, _ in gone),
+                    numbers=_packed([(*version, 0) for _, version in gone]),
+                )
+                self._membership.ask(request, protocol.Done)
+                untold.pop()
+        finally:
+            for tier, gone in untold:
+                self._losses.note(tier, gone)
 
 
 def open_tiers(

@@ -18,7 +18,13 @@ from mooncake_store.parts import Uints
 from mooncake_store.protocol import tiers
 from mooncake_store.time_budget import TimeBudget
 from mooncake_transfer import RemoteRegion, TransferEngine
-from mooncake_transfer.errors import CallTimeout, PeerUnreachable, TransferError, TransferTimeout
+from mooncake_transfer.errors import (
+    CallTimeout,
+    MemoryInUse,
+    PeerUnreachable,
+    TransferError,
+    TransferTimeout,
+)
 
 if TYPE_CHECKING:
     from mooncake_store.tiers.owner import TierOwner
@@ -166,7 +172,11 @@ class TierReading:
         if len(blocks):
             remote = self._client.region(staged.descriptor, deadline_s)
             transfer = self._client.engine.read(memory.region(), remote, blocks)
-            transfer.wait(max(0.0, deadline_s - time.monotonic()))
+            try:
+                transfer.wait(max(0.0, deadline_s - time.monotonic()))
+            except MemoryInUse:
+                memory.keep()
+                raise
         ended = self._client.ask(owner, tiers.Unstage(lease=staged.lease), deadline_s)
         if not (isinstance(ended, tiers.Unstaged) and ended.held):
             return [-1] * len(staged.offsets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -14,9 +15,14 @@ from mooncake_store._core import BestFit
 from mooncake_store.tiers.codec import BLOCK_BYTES
 from mooncake_store.tiers.contract import Bytes, Read, ReadOutcome, Tier
 from mooncake_transfer import Region, TransferEngine
-from mooncake_transfer.errors import DriverUnavailable
+from mooncake_transfer.errors import DriverUnavailable, RegionBusy
 
 __all__ = ["Lease", "Staging"]
+
+# For peers that still read, of which none is told that its lease is over.
+CLOSE_WAIT_S = 0.1
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -26,6 +32,7 @@ class Lease:
     Attributes:
         offsets: where each value begins in the region; -1 for what is not there.
         sizes: of the values.
+        missing: places of what the tier does not have, or not any more.
         holds: how many use it; the last one frees it.
     """
 
@@ -36,6 +43,7 @@ class Lease:
     sizes: list[int]
     deadline_s: float
     pieces: list[tuple[int, int]] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
     holds: int = 1
 
 
@@ -53,6 +61,7 @@ class Staging:
         self._leases: dict[int, Lease] = {}
         self._ids = itertools.count(1)
         self._closed = False
+        self._to_close: list[Region] = []  # of large values that nobody reads any more
 
     @property
     def memory(self) -> Bytes:
@@ -65,6 +74,7 @@ class Staging:
         Waits for room for the first of them. Of those that found none, the lease has no offsets.
         """
         deadline_s = time.monotonic() + timeout_s
+        self._close_large()
         lease = self._take([nbytes for *_, nbytes in reads], deadline_s)
         array = np.frombuffer(lease.region.view(), dtype=np.uint8)
         asked = [
@@ -79,6 +89,8 @@ class Staging:
                     lease.pieces = [piece for piece in lease.pieces if piece[0] != lease.offsets[at]]
                 if outcome is not ReadOutcome.GOOD:
                     lease.offsets[at] = -1
+                if outcome in (ReadOutcome.MISS, ReadOutcome.CORRUPT):
+                    lease.missing.append(at)
             lease.deadline_s = time.monotonic() + self._ttl_s
             self._leases[lease.id] = lease
         return lease
@@ -114,6 +126,12 @@ class Staging:
         """One less uses it."""
         with self._changed:
             self._release(lease)
+        self._close_large()
+
+    def give_up(self, lease: Lease) -> None:
+        """A driver may use its memory for longer than anybody waits: it is never given out again."""
+        with self._changed:
+            lease.pieces = []
 
     def end(self, lease_id: int) -> bool:
         """Who asked for it has read it; whether it was there until now."""
@@ -122,7 +140,8 @@ class Staging:
             lease = self._leases.pop(lease_id, None)
             if lease is not None:
                 self._release(lease)
-            return lease is not None
+        self._close_large()
+        return lease is not None
 
     def close(self) -> None:
         """Give the memory back."""
@@ -132,6 +151,7 @@ class Staging:
                 self._release(lease)
             self._leases.clear()
             self._changed.notify_all()
+        self._close_large()
         self._region.close()
 
     def _expire(self) -> None:
@@ -145,11 +165,25 @@ class Staging:
         if lease.holds:
             return
         if lease.region is not self._region:
-            lease.region.close()
+            self._to_close.append(lease.region)
         for offset, nbytes in lease.pieces:
             self._free.free(offset, nbytes)
         lease.pieces = []
         self._changed.notify_all()
+
+    def _close_large(self) -> None:
+        """Not under the lock: it waits for peers that are late. What they still use is tried again later."""
+        with self._changed:
+            closing, self._to_close = self._to_close, []
+        busy = []
+        for region in closing:
+            try:
+                region.close(CLOSE_WAIT_S)
+            except RegionBusy as error:
+                log.info("memory of a tier's value is given back later: %s", error)
+                busy.append(region)
+        with self._changed:
+            self._to_close += busy
 
 
 def _readable(region: Region) -> bytes:

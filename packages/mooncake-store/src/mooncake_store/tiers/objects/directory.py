@@ -16,6 +16,7 @@ import numpy as np
 
 from mooncake_store._errors import ConfigError, TierFull
 from mooncake_store.tiers.cipher import Secret
+from mooncake_store.tiers.codec import Header
 from mooncake_store.tiers.contract import Bytes, Gone, TierRoom
 from mooncake_store.tiers.folder import prepare_folder
 from mooncake_store.tiers.objects.tier import ObjectTier
@@ -72,7 +73,14 @@ class DirectoryTier(ObjectTier):
         identity = prepare_folder(root, "directory", secret)
         place = _Folder(root, capacity_bytes, durable=durable)
         super().__init__(identity.id, f"directory tier {root}", place, secret, workers, on_gone)
-        place.swept = lambda records: self.counters.add(retired=records)
+        place.looked_at, place.swept = self._header, self._swept
+
+    def _swept(self, headers: list[Header | None]) -> None:
+        """These had to make room."""
+        self.counters.add(retired=len(headers))
+        gone = [(one.digest, (one.epoch, one.version)) for one in headers if one is not None]
+        if gone and self.on_gone is not None:
+            self.on_gone(gone)
 
 
 class _Folder:
@@ -85,7 +93,9 @@ class _Folder:
         self._lock = threading.Lock()
         self._unswept_bytes = capacity_bytes  # looked after at the first write
         self._used = (0, 0)
-        self.swept: Callable[[int], None] = lambda records: None
+        # How a file that is about to go begins, and what is told of those that went.
+        self.looked_at: Callable[[str], Header | None] = lambda name: None
+        self.swept: Callable[[list[Header | None]], None] = lambda headers: None
 
     def put(self, name: str, parts: Sequence[Bytes]) -> None:
         """See :class:`ObjectPlace`."""
@@ -203,15 +213,16 @@ class _Folder:
     def _sweep(self, wanted_bytes: int) -> None:
         found = sorted((status.st_mtime, status.st_size, entry.path) for entry, status in self._files())
         used, left = sum(size for _, size, _ in found), len(found)
-        removed = 0
+        removed: list[Header | None] = []
         # What may be written until the next look is kept free.
         target = self._capacity_bytes * (1 - SWEEP_EVERY) - wanted_bytes
         for _, size, path in found:
             if used <= target:
                 break
+            header = self.looked_at(Path(path).name.removesuffix(SUFFIX))
             with suppress(FileNotFoundError):  # another process removed it
                 Path(path).unlink()
-                removed += 1
+                removed.append(header)
             used -= size
             left -= 1
         with self._lock:

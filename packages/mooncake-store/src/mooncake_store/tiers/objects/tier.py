@@ -115,7 +115,7 @@ class ObjectTier:
             header = self._decoded(name, data)
             stored = self._codec.stored(header)
         except RecordInvalid as error:
-            return self._corrupt(name, read.digest, (0, 0), str(error))
+            return self._corrupt(name, read.digest, read.version, str(error))
         version = (header.epoch, header.version)
         if header.value_bytes != read.into.nbytes or read.version not in (None, version):
             self.counters.add(missed=1)
@@ -126,11 +126,12 @@ class ObjectTier:
             return self._corrupt(name, read.digest, version, "its checksum does not match")
         return into
 
-    def _corrupt(self, name: str, digest: bytes, version: tuple[int, int], why: str) -> ReadOutcome:
+    def _corrupt(self, name: str, digest: bytes, version: tuple[int, int] | None, why: str) -> ReadOutcome:
+        """``version``: its own, or where it does not say the one that was asked for."""
         log.error("%s: %s is damaged: %s", self.name, name, why)
         self.counters.add(corrupt=1)
         self._place.quarantine(name)
-        if self.on_gone is not None:
+        if self.on_gone is not None and version is not None:
             self.on_gone([(digest, version)])
         return ReadOutcome.CORRUPT
 
