@@ -77,8 +77,16 @@ void bind_changes(nb::class_<TierRecords>& c) {
             return self.lose(one(digest), tier, epoch, version);
           },
           "digest"_a, "tier"_a, "epoch"_a, "version"_a, "One goes, of whatever size; whether it was there.")
-      .def("purge", &TierRecords::purge, "tier"_a, "round"_a,
-           "All of a tier go that were not named in this round; how many.");
+      .def(
+          "purge",
+          [](TierRecords& self, uint64_t tier, uint16_t round, uint32_t first, uint32_t most) {
+            auto [gone, next] = self.purge(tier, round, first, most);
+            return std::tuple(gone, next);
+          },
+          "tier"_a, "round"_a, "first"_a = 0, "most"_a = UINT32_MAX,
+          "Go through so many places: what is of this tier, and was not named in this round, goes. How "
+          "many,\n"
+          "and where to go on; None: this was all.");
 }
 
 }  // namespace

@@ -76,14 +76,16 @@ bool TierRecords::lose(const Digest& digest, uint64_t tier, uint64_t epoch, uint
   return false;
 }
 
-uint64_t TierRecords::purge(uint64_t tier, uint16_t round) {
-  uint64_t gone = 0;
-  for (uint32_t at = 0; at < records_.end(); ++at) {
-    if (records_[at].tier != tier || records_[at].round == round) continue;
-    drop(at);
+TierRecords::Purged TierRecords::purge(uint64_t tier, uint16_t round, uint32_t first, uint32_t most) {
+  uint64_t gone = 0, end = std::min<uint64_t>(records_.end(), uint64_t{first} + most);
+  for (uint64_t at = first; at < end; ++at) {
+    const TierRecord& record = records_[static_cast<uint32_t>(at)];
+    if (record.tier != tier || record.round == round) continue;
+    drop(static_cast<uint32_t>(at));
     ++gone;
   }
-  return gone;
+  if (end >= records_.end()) return {gone, std::nullopt};
+  return {gone, static_cast<uint32_t>(end)};
 }
 
 uint32_t TierRecords::find_in(const Digest& digest, std::span<const uint64_t> tiers) const {

@@ -61,8 +61,12 @@ class TierRecords {
   std::vector<Where> forget(const Digest& digest);
   // One goes, of whatever size; whether it was there.
   bool lose(const Digest& digest, uint64_t tier, uint64_t epoch, uint64_t version);
-  // All of a tier go that were not named in this round; how many.
-  uint64_t purge(uint64_t tier, uint16_t round);
+  // Goes through so many places from `first` on: what is of this tier, and was not named in this round, goes.
+  struct Purged {
+    uint64_t gone;
+    std::optional<uint32_t> next;  // where to go on; none: this was all
+  };
+  Purged purge(uint64_t tier, uint16_t round, uint32_t first, uint32_t most);
 
   // Of each key whether one of these tiers has it.
   std::vector<uint8_t> reachable(std::span<const Digest> digests, std::span<const uint64_t> tiers) const;

@@ -50,11 +50,11 @@ def flip(path, offset):
         file.write(bytes([byte ^ 0x10]))
 
 
-def outcome_of(tier, number, nbytes):
+def outcome_of(tier, number, nbytes, version=1):
     into = np.zeros(nbytes, np.uint8)
     (outcome,) = tier.read([Read(digest_of(number), into)], LIMIT_S)
     if outcome is ReadOutcome.GOOD:
-        assert into.tobytes() == value_of(number, nbytes).tobytes()
+        assert into.tobytes() == value_of(number, nbytes, version).tobytes()
     return outcome
 
 
@@ -107,6 +107,19 @@ def test_a_bucket_cut_under_an_open_tier_fails_what_it_lost_and_nothing_else(tmp
     outcomes = tier.read([Read(digest_of(i), into[i]) for i in range(4)], LIMIT_S)
     assert [outcome.name for outcome in outcomes] == ["GOOD", "GOOD", "GOOD", "FAILED"]
     assert tier.counters.failed == 1
+
+
+def test_a_record_of_which_every_read_fails_is_given_up(tmp_path, open_tier):
+    tier, gone = open_tier(), []
+    tier.on_gone = gone.extend
+    tier.write([record_of(i, 50_000) for i in range(4)], LIMIT_S)
+    os.truncate(buckets_of(tmp_path)[0], 3 * 14 * BLOCK_BYTES)
+    outcomes = [outcome_of(tier, 3, 50_000).name for _ in range(5)]
+    assert outcomes == ["FAILED", "FAILED", "FAILED", "MISS", "MISS"]
+    assert gone == [(digest_of(3), (7, 1))]
+    assert [outcome_of(tier, i, 50_000).name for i in range(3)] == ["GOOD"] * 3
+    assert tier.write([record_of(3, 50_000, version=2)], LIMIT_S) == [WriteOutcome.STORED]
+    assert outcome_of(tier, 3, 50_000, version=2) is ReadOutcome.GOOD
 
 
 def test_foreign_files_are_left_alone(tmp_path, open_tier):

@@ -18,9 +18,9 @@ MIB = 1 << 20
 STORED = WriteOutcome.STORED
 
 
-def outcome_of(tier, number, nbytes, limit_s=LIMIT_S):
+def outcome_of(tier, number, nbytes, limit_s=LIMIT_S, version=None):
     into = np.zeros(nbytes, np.uint8)
-    (outcome,) = tier.read([Read(digest_of(number), into)], limit_s)
+    (outcome,) = tier.read([Read(digest_of(number), into, version)], limit_s)
     if outcome is ReadOutcome.GOOD:
         assert into.tobytes() == value_of(number, nbytes).tobytes()
     return outcome
@@ -54,7 +54,10 @@ def test_damaged_files_are_misses_put_aside(tmp_path, folder_tier):
         file.write(bytes([file.read(1)[0] ^ 1]))
     os.truncate(cut, 20_000)
     swapped.write_bytes(files_of(tmp_path)[3].read_bytes())
-    assert [outcome_of(folder_tier, i, 50_000).name for i in range(4)] == ["CORRUPT"] * 3 + ["GOOD"]
+    outcomes = [outcome_of(folder_tier, i, 50_000, version=(7, 1)) for i in range(4)]
+    assert [outcome.name for outcome in outcomes] == ["CORRUPT"] * 3 + ["GOOD"]
+    # Also of those whose headers say nothing of it any more.
+    assert sorted(gone) == [(digest_of(i), (7, 1)) for i in range(3)]
     assert [outcome_of(folder_tier, i, 50_000).name for i in range(4)] == ["MISS"] * 3 + ["GOOD"]
     assert folder_tier.counters.corrupt == len(gone) == 3
     assert len(list((tmp_path / "tier" / "quarantine").iterdir())) == 3
@@ -74,7 +77,8 @@ def test_what_is_left_of_writers_that_died_is_not_found_and_goes(tmp_path, folde
 
 
 def test_the_records_not_read_for_longest_leave_a_folder_with_a_limit(tmp_path):
-    tier = DirectoryTier(tmp_path / "tier", capacity_bytes=MIB)
+    gone = []
+    tier = DirectoryTier(tmp_path / "tier", capacity_bytes=MIB, on_gone=gone.extend)
     for i in range(8):
         assert tier.write([record_of(i, 100_000)], LIMIT_S) == [STORED]
         (path,) = (tmp_path / "tier").glob(f"*/{digest_of(i).hex()}.record")
@@ -83,7 +87,8 @@ def test_the_records_not_read_for_longest_leave_a_folder_with_a_limit(tmp_path):
     tier.write([record_of(i, 100_000) for i in range(10, 13)], LIMIT_S)
     assert [outcome_of(tier, i, 100_000).name for i in (0, 1, 12)] == ["GOOD", "MISS", "GOOD"]
     assert sum(path.stat().st_size for path in files_of(tmp_path)) <= MIB
-    assert tier.counters.retired >= 2
+    assert tier.counters.retired == len(gone) >= 2
+    assert (digest_of(1), (7, 1)) in gone
     tier.close()
 
 

@@ -192,6 +192,21 @@ def test_a_lost_record_is_one_exact_version_of_one_tier(master):
     master.put(b"key")
 
 
+def test_many_records_that_are_not_there_go_a_part_at_a_time(master, monkeypatch):
+    monkeypatch.setattr("mooncake_store.master.tiering.PURGED_AT_ONCE", 2)
+    numbers = master.mount("first", "second")
+    keys = [b"%d" % n for n in range(5)]
+    for tier in numbers:
+        assert master.adopt(tier, *((key, 1, 1) for key in keys)) == [1] * 5
+    for _ in range(10):
+        master.offloads()
+    assert all(map(master.exists, keys))
+    assert master.mount("first", "second") == numbers
+    for _ in range(10):
+        master.offloads()
+    assert not any(map(master.exists, keys))
+
+
 @pytest.mark.parametrize("younger_first", [True, False])
 def test_of_two_tiers_the_one_with_the_younger_version_is_believed(master, younger_first):
     old, new = master.mount("old", "new")
@@ -223,78 +238,98 @@ def test_who_got_no_answer_says_again_what_it_wrote(master):
 # ---- the records themselves
 
 
-class Model:
-    """The same by dictionaries."""
+class Checked:
+    """Records, and the same by a dictionary."""
 
-    def __init__(self):
-        self.records = {}  # (digest, tier): epoch, version, bytes, tenant, round
+    def __init__(self, seed):
+        self.chance = random.Random(seed)
+        self.records = TierRecords()
+        self.model = {}  # (digest, tier): epoch, version, bytes, tenant, round
+        self.digests = [self.chance.randbytes(16) for _ in range(40)]
 
     def of(self, digest):
-        found = [(tier, *rest[:3]) for (d, tier), rest in self.records.items() if d == digest]
-        return sorted(found)
+        return sorted((tier, *rest[:3]) for (d, tier), rest in self.model.items() if d == digest)
+
+    def one(self):
+        chance = self.chance
+        return (chance.randint(1, 2), chance.randint(1, 2), chance.randint(0, 1 << 40))
+
+    def enter(self, key, tier, round):
+        if (key, tier) in self.model:
+            return
+        where, tenant = self.one(), self.chance.choice([None, "a", "b"])
+        self.records.enter(key, (tier, *where), tenant, round)
+        self.model[key, tier] = (*where, tenant, round)
+
+    def name(self, key, tier, round):
+        there = self.model.get((key, tier))
+        named = there[:3] if there and self.chance.random() < 0.7 else self.one()
+        good = there is not None and there[:3] == named
+        assert self.records.name(key, (tier, *named), round) == good
+        if good:
+            self.model[key, tier] = (*there[:4], round)
+
+    def forget(self, key, tier, round):
+        assert sorted(self.records.forget(key)) == self.of(key)
+        for tier in (1, 2, 3):
+            self.model.pop((key, tier), None)
+
+    def lose(self, key, tier, round):
+        epoch, version, _ = self.one()
+        good = self.model.get((key, tier), ())[:2] == (epoch, version)
+        assert self.records.lose(key, tier, epoch, version) == good
+        if good:
+            del self.model[key, tier]
+
+    def purge(self, key, tier, round):
+        if self.chance.random() > 0.1:
+            return
+        gone = [at for at, one in self.model.items() if at[1] == tier and one[4] != round]
+        first, count, most = 0, 0, self.chance.choice([7, 100, 1 << 20])
+        while first is not None:
+            some, first = self.records.purge(tier, round, first, most)
+            count += some
+        assert count == len(gone)
+        for at in gone:
+            del self.model[at]
+
+    def ask(self, key, tier, round):
+        chance, everything = self.chance, b"".join(self.digests)
+        able = chance.sample([1, 2, 3, 4], chance.randint(0, 4))
+        first = [
+            next((one for tier in able for one in self.of(d) if one[0] == tier), None) for d in self.digests
+        ]
+        assert self.records.reachable(everything, able) == bytes(one is not None for one in first)
+        skip = bytes(chance.randint(0, 1) for _ in self.digests)
+        rows = [(i, *one) for i, one in enumerate(first) if one is not None and not skip[i]]
+        assert self.records.rows(everything, skip, able) == packed(*rows)
+
+    def ask_of_tenants(self, key, tier, round):
+        for name in ("a", "nobody"):
+            tenants = {d: {one[3] for at, one in self.model.items() if at[0] == d} for d in self.digests}
+            told = self.records.of_tenant(name)
+            mine = {d for d in self.digests if tenants[d] & {None, name}}
+            assert {told[i : i + 16] for i in range(0, len(told), 16)} == mine
+            owned = [d if not tenants[d] or name in tenants[d] else bytes(16) for d in self.digests]
+            assert self.records.own(b"".join(self.digests), name) == b"".join(owned)
+
+    def check(self, key, tier):
+        assert self.records.find(key) == self.of(key)
+        assert (key in self.records) == bool(self.of(key))
+        assert len(self.records) == len(self.model)
+        of_tier = [one for at, one in self.model.items() if at[1] == tier]
+        assert self.records.count(tier) == (len(of_tier), sum(one[2] for one in of_tier))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_records_are_what_a_model_says(seed):
-    chance = random.Random(seed)
-    records, model = TierRecords(), Model()
-    digests = [chance.randbytes(16) for _ in range(40)]
-    everything = b"".join(digests)
+    checked = Checked(seed)
+    calls = [checked.enter, checked.name, checked.forget, checked.lose, checked.purge]
+    calls += [checked.enter, checked.ask, checked.ask_of_tenants]
     for _ in range(4000):
-        key, tier, round = chance.choice(digests), chance.randint(1, 3), chance.randint(0, 2)
-        what = chance.choice(["enter", "enter", "name", "forget", "lose", "purge", "ask"])
-        epoch, version, nbytes = chance.randint(1, 2), chance.randint(1, 2), chance.randint(0, 1 << 40)
-        there = model.records.get((key, tier))
-        if what == "enter" and there is None:
-            tenant = chance.choice([None, "a", "b"])
-            records.enter(key, (tier, epoch, version, nbytes), tenant, round)
-            model.records[key, tier] = (epoch, version, nbytes, tenant, round)
-        elif what == "name":
-            named = (tier, *there[:3]) if there and chance.random() < 0.7 else (tier, epoch, version, nbytes)
-            good = there is not None and there[:3] == named[1:]
-            assert records.name(key, named, round) == good
-            if good:
-                model.records[key, tier] = (*there[:4], round)
-        elif what == "forget":
-            assert sorted(records.forget(key)) == model.of(key)
-            for tier in (1, 2, 3):
-                model.records.pop((key, tier), None)
-        elif what == "lose":
-            good = there is not None and there[:2] == (epoch, version)
-            assert records.lose(key, tier, epoch, version) == good
-            if good:
-                del model.records[key, tier]
-        elif what == "purge" and chance.random() < 0.1:
-            gone = [at for at, one in model.records.items() if at[1] == tier and one[4] != round]
-            assert records.purge(tier, round) == len(gone)
-            for at in gone:
-                del model.records[at]
-        else:
-            tiers_open = chance.sample([1, 2, 3, 4], chance.randint(0, 4))
-            first = [
-                next((one for tier in tiers_open for one in model.of(d) if one[0] == tier), None)
-                for d in digests
-            ]
-            assert records.reachable(everything, tiers_open) == bytes(one is not None for one in first)
-            skip = bytes(chance.randint(0, 1) for _ in digests)
-            rows = [(i, *one) for i, one in enumerate(first) if one is not None and not skip[i]]
-            assert records.rows(everything, skip, tiers_open) == packed(*rows)
-            for name in ("a", "nobody"):
-                mine = {at[0] for at, one in model.records.items() if one[3] in (None, name)}
-                told = records.of_tenant(name)
-                assert {told[i : i + 16] for i in range(0, len(told), 16)} == mine
-            owned = [
-                d
-                if not model.of(d) or any(one[3] == "a" for at, one in model.records.items() if at[0] == d)
-                else bytes(16)
-                for d in digests
-            ]
-            assert records.own(everything, "a") == b"".join(owned)
-        assert records.find(key) == model.of(key)
-        assert (key in records) == bool(model.of(key))
-        assert len(records) == len(model.records)
-        of_tier = [one for at, one in model.records.items() if at[1] == tier]
-        assert records.count(tier) == (len(of_tier), sum(one[2] for one in of_tier))
+        key, tier = checked.chance.choice(checked.digests), checked.chance.randint(1, 3)
+        checked.chance.choice(calls)(key, tier, checked.chance.randint(0, 2))
+        checked.check(key, tier)
 
 
 def test_a_million_records_take_less_than_eighty_bytes_each():
@@ -303,7 +338,7 @@ def test_a_million_records_take_less_than_eighty_bytes_each():
         records.enter(chance.randbytes(16), (1, 1 << 60, number, 1 << 20), "tenant", 1)
     assert len(records) == 1_000_000
     assert records.nbytes / len(records) < MOST_BYTES
-    assert records.purge(1, 2) == 1_000_000
+    assert records.purge(1, 2) == (1_000_000, None)
     assert records.count(1) == (0, 0)
 
 

@@ -218,6 +218,26 @@ def test_a_transfer_that_a_driver_does_not_let_go_of_is_given_up_by_who_awaits_i
     assert transfer.state == "running"
 
 
+def test_a_wait_tells_a_transfer_that_a_driver_does_not_let_go_of_from_one_that_was_ended() -> None:
+    with (
+        FakeFabric() as fabric,
+        TransferEngine(fabric.config("near")) as near,
+        TransferEngine(fabric.config("far")) as far,
+    ):
+        held = Stuck(fabric.device("near"), near, far)
+        held.device.thaw()
+        fabric.device("far").hold()
+        transfer = held.write()
+        with pytest.raises(
+            MemoryInUse, match=r"a driver still uses its memory .*; keep the memory"
+        ) as caught:
+            transfer.wait(0.05)
+        assert isinstance(caught.value, TransferTimeout)
+        assert transfer.state == "running"
+        fabric.device("far").release()
+        transfer.wait(DEADLINE_S)
+
+
 def test_what_asyncio_s_own_timeout_cut_off_is_in_its_cause(stuck: Stuck) -> None:
     transfer = stuck.write()
 

@@ -398,8 +398,11 @@ class TierRecords:
     def lose(self, digest: bytes, tier: int, epoch: int, version: int) -> bool:
         """One goes, of whatever size; whether it was there."""
 
-    def purge(self, tier: int, round: int) -> int:
-        """All of a tier go that were not named in this round; how many."""
+    def purge(self, tier: int, round: int, first: int = 0, most: int = 4294967295) -> tuple[int, int | None]:
+        """
+        Go through so many places: what is of this tier, and was not named in this round, goes. How many,
+        and where to go on; None: this was all.
+        """
 
     def __len__(self) -> int: ...
 

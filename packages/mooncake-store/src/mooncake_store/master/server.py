@@ -30,8 +30,17 @@ TICK_S = 1.0
 # A version has 48 bits, an epoch 20.
 EPOCH_SHIFT = 28
 RING_TIMEOUT_S = 1.0
+# Of the 63 bits of an epoch that no cluster counts; the others are milliseconds, and last until 2109.
+RANDOM_BITS = 21
 
 log = logging.getLogger(__name__)
+
+
+def new_epoch() -> int:
+    """Of a master without a cluster: above those of masters that began before, as far as clocks agree, since
+    epoch and version say together which record of a tier is younger; and like that of no other.
+    """
+    return time.time_ns() // 1_000_000 << RANDOM_BITS | secrets.randbits(RANDOM_BITS)
 
 
 class Office(Protocol):
@@ -74,7 +83,7 @@ class Master:
         """
         self.engine = engine
         self._office = office
-        self.epoch = office.epoch if office is not None else secrets.randbits(63) | 1
+        self.epoch = office.epoch if office is not None else new_epoch()
         config = config or StoreConfig()
         # Later leaders' versions are above those of earlier ones.
         first_version = 1 if office is None else office.epoch << EPOCH_SHIFT

@@ -23,6 +23,7 @@ __all__ = ["Tiering"]
 
 MAX_QUEUED = 100_000
 MAX_TIERS = MAX_ROUND = 0xFFFF
+PURGED_AT_ONCE = 500_000
 # Keys of values that may be written to tiers; who is not among the last so many put is not.
 MAX_KEYS = 1_000_000
 # Values come back into memory only where that makes nothing else leave.
@@ -58,12 +59,12 @@ class _Owner:
     """A member with tiers, and what it is to write into them: digests of values in its segment.
 
     Attributes:
-        naming: it is saying what its tiers have.
+        unnamed: tiers to be gone through for what it did not name, once it has named all, and from where on.
     """
 
     tiers: list[int]
     touches: int
-    naming: bool = True
+    unnamed: deque[tuple[int, int]]
     queue: deque[bytes] = field(default_factory=deque)
 
 
@@ -151,7 +152,8 @@ class Tiering(Group):
             if not shared:
                 tier.round = (tier.round + 1) & MAX_ROUND
             numbers.append(number)
-        self._owners[member.client] = _Owner(numbers, request.touches)
+        unnamed = deque((number, 0) for number in numbers if not self._tiers[number].shared)
+        self._owners[member.client] = _Owner(numbers, request.touches, unnamed)
         self._note_open()
         if member.segment:
             self._segments[member.segment] = member.client
@@ -203,26 +205,27 @@ class Tiering(Group):
                 self._note_drop(digest, other)
         return True
 
-    def _purge(self, owner: _Owner) -> None:
-        """The owner has named all that its tiers have; the rest left while nobody looked."""
-        owner.naming = False
-        for number in owner.tiers:
-            tier = self._tiers[number]
-            tier.adopting = False
-            lost = 0 if tier.shared else self._records.purge(number, tier.round)
-            if lost:
-                log.info("tier %d has lost %d records while it was away", number, lost)
+    def _purge(self, unnamed: deque[tuple[int, int]]) -> None:
+        """What an owner did not name has left while nobody looked. Others wait for this: a part at a time."""
+        number, first = unnamed.popleft()
+        gone, following = self._records.purge(number, self._tiers[number].round, first, PURGED_AT_ONCE)
+        if gone:
+            log.info("tier %d has lost %d records while it was away", number, gone)
+        if following is not None:
+            unnamed.appendleft((number, following))
 
     def _take_offloads(self, request: tiers.TakeOffloads, member: Member, now_s: float) -> Reply:
         owner = self._owners.get(member.client)
         if owner is None:
             return tiers.Offloads(mounted=False, digests=b"", keys=[], versions=b"", drop=[])
         self._admit_touched(now_s)
-        if owner.naming:
-            self._purge(owner)  # who asks this has named everything
+        # Who asks this has named everything.
+        if owner.unnamed:
+            self._purge(owner.unnamed)
         drop = []
         for number in owner.tiers:
             tier = self._tiers[number]
+            tier.adopting = False
             drop += [(number, *item) for item in tier.drops]
             tier.drops.clear()
         digests: list[bytes] = []

@@ -39,6 +39,8 @@ MIN_BUCKETS = 4
 SCAN_THREADS = 8
 CHECK_THREADS = 4
 TOMBSTONE_TIMEOUT_S = 5.0
+# A read may fail for a reason that passes; a record of which every read fails is none.
+FAILED_READS = 3
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +94,7 @@ class FileTier:
         self._closed = False
         self._checkers = Workers(CHECK_THREADS, "mooncake-store-tier-check")
         self._index: dict[bytes, Entry] = {}
+        self._failed_reads: dict[bytes, int] = {}  # in a row, of what is in the index
         self.id = prepare_folder(self._folder, "file", secret).id
         self._lock_fd = lock_folder(self._folder)
         try:
@@ -331,13 +334,30 @@ class FileTier:
         log.warning("%s: %d records cannot be read: %s", self.name, len(window.items), failure)
         for at, entry, _ in window.items:
             outcomes[at] = ReadOutcome.MISS if entry.bucket.gone else ReadOutcome.FAILED
+            if isinstance(failure, OSError) and not entry.bucket.gone:
+                self._read_failed(entry)
         if isinstance(failure, TierTimeout):
             self.counters.add(timed_out=len(window.items))
         else:
             self.counters.add(failed=len(window.items))
         return window.nbytes
 
+    def _read_failed(self, entry: Entry) -> None:
+        digest = entry.header.digest
+        with self._buckets.lock:
+            failures = self._failed_reads[digest] = self._failed_reads.get(digest, 0) + 1
+        if failures < FAILED_READS:
+            return
+        log.error("%s: %s cannot be read at %d", self.name, entry.bucket.path, entry.header.offset)
+        if self._take_out(entry):
+            self.counters.add(corrupt=1)
+            self._tell_gone([entry])
+            self._bury([entry])
+
     def _checked(self, good: bool, entry: Entry) -> ReadOutcome:
+        if self._failed_reads:
+            with self._buckets.lock:
+                self._failed_reads.pop(entry.header.digest, None)
         if good:
             self.counters.add(read=1, read_bytes=entry.header.value_bytes)
             return ReadOutcome.GOOD
@@ -405,6 +425,7 @@ class FileTier:
             if self._index.get(entry.header.digest) is not entry:
                 return False
             del self._index[entry.header.digest]
+            self._failed_reads.pop(entry.header.digest, None)
             entry.bucket.records.pop(entry.header.digest, None)
             return True
 
@@ -415,6 +436,7 @@ class FileTier:
             for entry in gone:
                 if self._index.get(entry.header.digest) is entry:
                     del self._index[entry.header.digest]
+                    self._failed_reads.pop(entry.header.digest, None)
                     taken.append(entry)
         self.counters.add(retired=len(taken))
         self._tell_gone(taken)

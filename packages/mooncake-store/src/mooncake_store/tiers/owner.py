@@ -324,12 +324,7 @@ class TierOwner:
         done = b"".join(todo[i][0] for i, *_ in chosen)
         last = max(self._numbers)
         for number, tier in self._numbers.items():
-            outcomes = tier.write(records, self._config.tier_write_timeout_s)
-            written = [
-                record
-                for record, outcome in zip(records, outcomes, strict=True)
-                if outcome is WriteOutcome.STORED
-            ]
+            written = self._written(tier, records)
             numbers = [(one.meta.epoch, one.meta.version, one.value.nbytes) for one in written]
             digests = [one.digest for one in written]
             request = tiers.Offloaded(
@@ -341,6 +336,19 @@ class TierOwner:
             taken = self._membership.ask(request, tiers.RecordsTaken).taken
             self.entered += sum(taken)
             self._drop(tier, digests, numbers, taken)
+
+    def _written(self, tier: Tier, records: list[Record]) -> list[Record]:
+        """Write them; those that are there now."""
+        outcomes = tier.write(records, self._config.tier_write_timeout_s)
+        written = _with(WriteOutcome.STORED, records, outcomes)
+        superseded = _with(WriteOutcome.SUPERSEDED, records, outcomes)
+        if superseded and not tier.shared:
+            # By what the master does not know: of a master whose epochs were higher, so that it only looks
+            # younger.
+            tier.drop([(record.digest, None) for record in superseded], self._config.call_timeout_s)
+            again = tier.write(superseded, self._config.tier_write_timeout_s)
+            written += _with(WriteOutcome.STORED, superseded, again)
+        return written
 
     def _promote(self, promotion: _Promotion) -> None:
         """Put what was read from a tier back into memory, where there is room that nobody needs."""
@@ -430,6 +438,10 @@ def _serve(method: Callable[[], Callable[[bytes], bytes] | None], payload: bytes
     if serve is None:
         raise StoreClosed("the store whose tiers these were has been closed")
     return serve(payload)
+
+
+def _with(wanted: WriteOutcome, records: list[Record], outcomes: list[WriteOutcome]) -> list[Record]:
+    return [record for record, outcome in zip(records, outcomes, strict=True) if outcome is wanted]
 
 
 def _split(digests: bytes) -> list[bytes]:
