@@ -23,6 +23,7 @@ from mooncake_store.eviction import find_eviction
 __all__ = ["store"]
 
 TRACES = {"conversation": "conversation_trace.jsonl", "synthetic": "synthetic_trace.jsonl"}
+BESIDE = Path(__file__).parents[4] / "shared" / "traces"  # the default: a folder beside the repository
 SOURCE = "https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release/traces (Apache-2.0)"
 POLICIES = ("clock", "lru", "arc", "gdsf")
 CAPACITIES = (3_000, 10_000, 30_000)
@@ -38,7 +39,11 @@ def store(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the rows there.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="10,000 blocks only; under a minute.")] = False,
     traces: Annotated[
-        Path | None, typer.Option(help=f"Folder with {' and '.join(TRACES.values())}, from {SOURCE}.")
+        Path | None,
+        typer.Option(
+            help=f"Folder with {' and '.join(TRACES.values())}, from {SOURCE}; else ../shared/traces, "
+            "seen from the repository, where there is one."
+        ),
     ] = None,
     without_peers: Annotated[
         bool, typer.Option("--without-peers", help="Only our own figures; nothing is installed.")
@@ -50,6 +55,7 @@ def store(
 ) -> None:
     """Time calls beside other stores, fill the allocator until something does not fit, replay traces."""
     console = Console(width=None if os.isatty(1) else 190)
+    traces = traces or (BESIDE if BESIDE.is_dir() else None)
     texts = [text.lower() for text in only or [""]]
     peers = None if without_peers else context.obj
     with console.status("starting") as status:
@@ -111,9 +117,10 @@ def _metadata(objects: int) -> Iterator[Row]:
     million = Target(VALUE, at_least=1.0)
     # An operation is one of these on one key.
     for what, rate in (
-        ("locate and release", 2 * found.locate_release),
+        ("locate and release, each counted", 2 * found.locate_release),
         ("exist", found.exist),
-        ("reserve and commit", 2 * found.reserve_commit),
+        ("reserve and commit, each counted", 2 * found.reserve_commit),
+        ("locate and release, each counted, over the channel", 2 * found.over_channel),
     ):
         details = {"batch": BATCH, "objects": found.objects, "thread": 1}
         yield Row(
@@ -125,7 +132,8 @@ def _metadata(objects: int) -> Iterator[Row]:
 
 def _trace_rows(name: str, file: str, traces: Path | None, capacities: tuple[int, ...]) -> Iterator[Row]:
     if traces is None or not (traces / file).is_file():
-        where = "no --traces" if traces is None else f"{traces} has no {file}"
+        nowhere = "no --traces, and no ../shared/traces beside the repository"
+        where = nowhere if traces is None else f"{traces} has no {file}"
         yield Row("store", f"hits, {name}", "%", None, details={"absent": f"{where}; it comes from {SOURCE}"})
         return
     requests = read_trace(traces / file)

@@ -13,8 +13,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from mooncake_store import StoreConfig, protocol
+from mooncake_store import Store, StoreConfig, protocol
+from mooncake_store.batch import Batch
 from mooncake_store.master.state import MasterState
+from mooncake_store.membership import lease_clock
+from mooncake_transfer import Region, TransferEngine
 
 __all__ = ["BATCH", "Metadata", "measure_metadata"]
 
@@ -23,15 +26,23 @@ GRANULE_BYTES = 4096
 ROUNDS = 4_000  # batches looked for, of those stored
 EPOCH, CLIENT, SEGMENT = 5, 1, 7
 SEED = 20261
+VALUE_BYTES, CHANNEL_BATCHES, CHANNEL_S = 64, 64, 3.0
 
 
 class Metadata(msgspec.Struct, kw_only=True):
-    """What was found: keys a second of processor time of one thread, and bytes an object."""
+    """What was found: keys a second, and bytes an object.
+
+    Attributes:
+        reserve_commit, locate_release, exist: keys a second of processor time of the master's one thread.
+        over_channel: keys that are located and released, a second of the clock, by one client in a process of
+            its own that waits for each answer.
+    """
 
     objects: int
     reserve_commit: float
     locate_release: float
     exist: float
+    over_channel: float
     bytes_per_object: float
 
 
@@ -39,7 +50,45 @@ def measure_metadata(objects: int) -> Metadata:
     """Measure in a process of its own, so that nothing else is in its memory."""
     command = [sys.executable, __file__, str(objects)]
     done = subprocess.run(command, check=True, capture_output=True, timeout=600, env=dict(os.environ))
-    return msgspec.json.decode(done.stdout, type=Metadata)
+    found = msgspec.json.decode(done.stdout, type=Metadata)
+    return msgspec.structs.replace(found, over_channel=_measure_over_channel())
+
+
+def _measure_over_channel() -> float:
+    """Keys a second that a client locates and releases at a master of another process."""
+    command = [sys.executable, __file__, "serve"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as master:
+        assert master.stdout is not None
+        address = master.stdout.readline().strip()
+        try:
+            with TransferEngine() as engine, Store(engine, address) as client:
+                return _locate_over(client, engine.allocate(BATCH * VALUE_BYTES))
+        finally:
+            master.communicate()  # which ends its standard input, and so itself
+
+
+def _locate_over(client: Store, region: Region) -> float:
+    batches = [
+        Batch("", [f"block-{number}-{at}" for at in range(BATCH)]) for number in range(CHANNEL_BATCHES)
+    ]
+    for batch in batches:
+        offsets = np.arange(BATCH) * VALUE_BYTES
+        assert all(client.batch_put_from(batch.keys, region, offsets, VALUE_BYTES))
+    count, began_s = 0, time.monotonic()
+    while (took_s := time.monotonic() - began_s) < CHANNEL_S:
+        asked_s, request = lease_clock(), protocol.Locate(digests=batches[count % CHANNEL_BATCHES].packed)
+        located = client._member.ask(request, protocol.Located)
+        assert all(located.found)
+        client._member.let_go(located.lease, request.epoch, asked_s, soon=True)  # told with the next one
+        count += 1
+    return count * BATCH / took_s
+
+
+def _serve() -> None:
+    with TransferEngine() as engine, Store(engine, lend_bytes=64 << 20) as master:
+        sys.stdout.write(f"{master.engine.address}\n")
+        sys.stdout.flush()
+        sys.stdin.read()
 
 
 @dataclass
@@ -123,10 +172,14 @@ def _measure(objects: int) -> Metadata:
         objects=batches * BATCH,
         reserve_commit=batches * BATCH / filled_s,
         locate_release=run.rate(iter(picked[0]), run.read),
+        over_channel=0.0,  # measured by who has started this
         exist=run.rate(iter(picked[1]), lambda batch: run.ask(protocol.Exist(digests=batch)) and None),
         bytes_per_object=resident / (batches * BATCH),
     )
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(_measure(int(sys.argv[1]))))
+    if sys.argv[1] == "serve":
+        _serve()
+    else:
+        sys.stdout.buffer.write(msgspec.json.encode(_measure(int(sys.argv[1]))))
