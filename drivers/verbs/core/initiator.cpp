@@ -8,9 +8,8 @@
 namespace mooncake::verbs {
 namespace {
 
-constexpr size_t kFetch = 64;           // completions fetched from the device at once
-constexpr size_t kFetchRounds = 16;     // before others get the lock
-constexpr uint64_t kSpread = 64 << 10;  // slices from this size on go over the queue pairs in turn
+constexpr size_t kFetch = 64;        // completions fetched from the device at once
+constexpr size_t kFetchRounds = 16;  // before others get the lock
 
 // Whether [offset, offset + length) is not empty and lies in [0, size), for any values.
 bool inside(uint64_t offset, uint64_t length, uint64_t size) {
@@ -58,10 +57,9 @@ void Initiator::accept(const mc_op& op, const Names& names) {
   operation.unposted = true;
   ++names.remote->users;
   names.region->users.fetch_add(1, std::memory_order_relaxed);
-  // About four slices for each queue pair, in steps of 64 KiB: enough to keep all of them busy to the end.
-  uint64_t share = op.length / (4 * options_.qps) / kSpread * kSpread;
-  uint64_t most = std::min<uint64_t>(options_.slice_bytes, device_->max_message());
-  operation.slice = static_cast<uint32_t>(std::clamp<uint64_t>(share, std::min(kSpread, most), most));
+  // About four slices for each queue pair are enough to keep all of them busy to the end.
+  operation.slice = pace_.slice(op.length / (4 * options_.qps),
+                                std::min<uint64_t>(options_.slice_bytes, device_->max_message()));
   place(index);
 }
 
@@ -196,6 +194,7 @@ void Initiator::post_slice(QueuePair& qp, Operation& operation, uint32_t index, 
   operation.posted += length;
   ++operation.in_flight;
   operation.connection->in_flight_bytes += length;
+  pace_.posted(length);
   --room_;
   ++posted_;
 }
@@ -229,6 +228,7 @@ void Initiator::fetch(bool all) {
     touch(*connection);
   }
   stalled_.clear();
+  pace_.measure();
   pump_touched();
 }
 
@@ -267,6 +267,7 @@ void Initiator::on_completion(const ibv::Wc& wc) {
 void Initiator::slice_done(const QueuePair::Posted& posted) {
   Operation& operation = operations_[posted.operation];
   operation.connection->in_flight_bytes -= posted.bytes;
+  pace_.done(posted.bytes);
   if (--operation.in_flight > 0 || operation.posted < operation.total) return;
   if (operation.cancelled) {
     Status cancelled = failed(MC_CANCELLED, "the operation was cancelled");

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "connection.hpp"
+#include "pace.hpp"
 #include "poller.hpp"
 #include "support/completions.hpp"
 #include "tags.hpp"
@@ -146,6 +147,7 @@ class Initiator {
   Operations operations_;
   uint32_t room_ = 0;  // in the completion queue, if every work request outstanding completed at once
   Tags tags_;
+  Pace pace_;
   // Memory of notices on their way: one slot each.
   std::vector<uint8_t> notice_bytes_;
   std::shared_ptr<Registration> notice_memory_;

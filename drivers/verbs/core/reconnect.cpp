@@ -437,6 +437,7 @@ void Initiator::take_down(Connection& connection) {
   std::vector<uint32_t> lost;
   for (const auto& qp : connection.qps) {
     uint32_t count = qp->retire_all([&](const QueuePair::Posted& posted) {
+      pace_.lost(posted.bytes);
       Operation& operation = operations_[posted.operation];
       if (operation.opcode == MC_WRITE) connection.late = connection.generation;
       if (!std::exchange(operation.lost, true)) lost.push_back(posted.operation);

@@ -21,7 +21,7 @@ CHECKS = (
     "gid", "wire", "notices", "behind", "back_pressure", "failed_notice", "cancelled_before_notice",
     "fence", "fence_deadline", "revoke_deadline", "chunks", "dmabuf", "attributes", "sweep",
     "parallel_registration", "shared_registration", "steady_importer", "no_descriptor", "tags",
-    "most_queue_pairs",
+    "most_queue_pairs", "pace", "adaptive_slices",
 )  # fmt: skip
 OPERATIONS = 1 << 20
 DEADLINE_S = 60

@@ -8,6 +8,7 @@
 #include "gid.hpp"
 #include "memory_checks.hpp"
 #include "notice_checks.hpp"
+#include "pace_checks.hpp"
 #include "wire.hpp"
 
 namespace {
@@ -327,13 +328,15 @@ int main(int count, char** arguments) {
       {"steady_importer", check_steady_importer},
       {"no_descriptor", check_no_descriptor},
       {"tags", check_tags},
+      {"pace", check_pace},
+      {"adaptive_slices", check_adaptive_slices},
       {"most_queue_pairs", check_most_queue_pairs},
   };
   for (const auto& [known, check] : kAll) {
     if (name != known) continue;
     check();
-    require(name == "gid" || name == "wire" || name == "tags" || fabric().violations == 0,
-            "no rule of verbs was broken");
+    bool plain = name == "gid" || name == "wire" || name == "tags" || name == "pace";
+    require(plain || fabric().violations == 0, "no rule of verbs was broken");
     return 0;
   }
   return 2;
