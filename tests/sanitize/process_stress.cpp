@@ -234,11 +234,8 @@ class User {
       for (size_t i = 0; i < both.slots.size(); ++i) {
         bool allowed = (news.access & (i % 2 ? MC_ACCESS_READ : MC_ACCESS_WRITE)) != 0;
         counts_.refused += both.slots[i].result.status == MC_REFUSED;
-        if (allowed)
-          require_status(both.slots[i], {MC_OK, MC_REFUSED, MC_UNREACHABLE});
-        else
-          std::fprintf(stderr, "%zu access %u kind %u\n", i, news.access, news.kind),
-              require_status(both.slots[i], {MC_REFUSED, MC_UNREACHABLE});
+        allowed ? require_status(both.slots[i], {MC_OK, MC_REFUSED, MC_UNREACHABLE})
+                : require_status(both.slots[i], {MC_REFUSED, MC_UNREACHABLE});
       }
       endpoint_.table().release_key(endpoint_.handle(), route.remote);
     }
