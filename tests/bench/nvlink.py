@@ -25,7 +25,7 @@ MIB = 1 << 20
 def nvlink(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the rows there.")] = None,
 ) -> None:
-    """Read another process's GPU memory; needs a GPU and torch."""
+    """Read another process's GPU memory; needs a GPU."""
     found = plugin.probe({})
     if isinstance(found, Unavailable):
         Console().print(f"skipped: {found.reason}", markup=False)

@@ -72,7 +72,7 @@ WAYS: dict[str, Callable[[Path], Way] | None] = {
         {"path": str(folder / "pool"), "create": True, "size_bytes": 64 << 20}, source="pool"
     ),
     "efa": over_libfabric,
-    "nixl": None,  # 116 MB to download; its own job does
+    "nixl": None,  # 116 MB to download; its own environment does
     "nvlink": over_cuda,
     "nvmeof": lambda _: Way({}, source="file"),
     "shm": lambda _: Way({}),

@@ -16,8 +16,6 @@ from packaging.utils import canonicalize_name
 PREFIX = "mooncake_"
 # Written by the tests themselves: a double of a package, and a module that tells where a library was built.
 WRITTEN_BY_TESTS = {"pyverbs", "verbs_double_library"}
-# Scripts for a machine with such a GPU, which the tests look for first.
-ELSEWHERE = {"drivers/nvlink/tests/on_gpu.py"}
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -82,11 +80,7 @@ def test_every_environment_declares_what_its_tests_import(
     for name, requirements, folders in environments(hatch):
         own = [text for folder in folders for text in by_folder[folder].project.get("dependencies", [])]
         for folder in members_tested(name, folders):
-            sources = [
-                source
-                for source in python_sources
-                if source.path.startswith(f"{folder}/tests/") and source.path not in ELSEWHERE
-            ]
+            sources = [source for source in python_sources if source.path.startswith(f"{folder}/tests/")]
             local = {part.removesuffix(".py") for source in sources for part in Path(source.path).parts}
             modules = foreign((source.tree for source in sources), local)
             looked_at.add(folder)

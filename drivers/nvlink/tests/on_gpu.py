@@ -1,42 +1,102 @@
 """Two processes on real GPUs: compares bytes and measures. ``python on_gpu.py`` prints a line of JSON.
 
-It needs torch with CUDA. Run by test_on_gpu.py and by ``hatch run bench nvlink``.
+It needs nothing but NVIDIA's driver. Run by test_on_gpu.py and by ``hatch run bench nvlink``.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from mooncake_transfer import TransferConfig, TransferEngine
+import numpy as np
+import numpy.typing as npt
 
+from mooncake_transfer import TransferConfig, TransferEngine
+from mooncake_transfer.memory import MemoryRange
+from mooncake_transfer.testing.pattern import pattern
+
+Bytes = npt.NDArray[np.uint8]
 SIZES = (1 << 20, 16 << 20, 256 << 20)
 ROUNDS = 20
 DEADLINE_S = 60.0
 CONFIG = TransferConfig(drivers=("nvlink",))
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE
 
 
-def numbers(torch: Any, nbytes: int, seed: int) -> Any:
-    """Bytes on the GPU that tell where they came from."""
-    generator = torch.Generator(device="cuda").manual_seed(seed)
-    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device="cuda", generator=generator)
+class Gpu:
+    """The first GPU: its primary context, current on this thread, a stream of its own, and pinned memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        self.call("cuInit", 0)
+        name = ctypes.create_string_buffer(100)
+        self.call("cuDeviceGetName", name, 100, 0)
+        self.name = name.value.decode()
+        context, stream = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self.call("cuCtxPushCurrent_v2", context)
+        self.call("cuStreamCreate", ctypes.byref(stream), NON_BLOCKING)
+        self.stream = stream.value or 0
+        self._pinned: Bytes = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+        where = ctypes.c_void_p(self._pinned.ctypes.data)
+        self.call("cuMemHostRegister_v2", where, ctypes.c_size_t(nbytes), PORTABLE)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of CUDA; it must succeed."""
+        code = getattr(self._cuda, name)(*arguments)
+        assert code == 0, f"{name}: CUDA error {code}"
+
+    def allocate(self, nbytes: int) -> MemoryRange:
+        """Memory on the GPU, until this process ends."""
+        address = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
+        return MemoryRange(address.value, nbytes, device=0)
+
+    def copy(self, to: int, source: int, nbytes: int) -> None:
+        """Have the stream copy, between any two kinds of memory."""
+        self.call(
+            "cuMemcpyAsync",
+            ctypes.c_uint64(to),
+            ctypes.c_uint64(source),
+            ctypes.c_size_t(nbytes),
+            ctypes.c_void_p(self.stream),
+        )
+
+    def wait(self) -> None:
+        """Until the stream has done what it was given."""
+        self.call("cuStreamSynchronize", ctypes.c_void_p(self.stream))
+
+    def fill(self, memory: MemoryRange, seed: int) -> None:
+        """Have the stream fill it with bytes that tell where they came from, once it has done all before."""
+        self.wait()
+        self._pinned[:] = pattern(seed, memory.nbytes)
+        self.copy(memory.address, self._pinned.ctypes.data, memory.nbytes)
+
+    def holds(self, memory: MemoryRange, seed: int) -> bool:
+        """Whether it holds those bytes, after all that the stream was given before."""
+        self.copy(self._pinned.ctypes.data, memory.address, memory.nbytes)
+        self.wait()
+        return bool(np.array_equal(self._pinned, pattern(seed, memory.nbytes)))
 
 
 def own(nbytes: int) -> None:
-    """The other process: owns a tensor, and says whether it holds what it should when it is asked."""
-    import torch
-
-    tensor = numbers(torch, nbytes, 1)
-    torch.cuda.synchronize()
+    """The other process: owns memory, and says whether it holds what it should when it is asked."""
+    gpu = Gpu(nbytes)
+    memory = gpu.allocate(nbytes)
+    gpu.fill(memory, 1)
+    gpu.wait()
     with TransferEngine(CONFIG) as engine:
-        sys.stdout.write(engine.register(tensor).descriptor().hex() + "\n")
+        sys.stdout.write(engine.register(memory).descriptor().hex() + "\n")
         sys.stdout.flush()
         for line in sys.stdin:
-            sys.stdout.write(f"{int(torch.equal(tensor, numbers(torch, nbytes, int(line))))}\n")
+            sys.stdout.write(f"{int(gpu.holds(memory, int(line)))}\n")
             sys.stdout.flush()
 
 
@@ -50,11 +110,9 @@ def best_s(act: Callable[[], None]) -> float:
     return min(found)
 
 
-def measure() -> dict[str, Any]:
-    """Read and write another process's tensor. Raises AssertionError when a byte is wrong."""
-    import torch
-
-    nbytes = max(SIZES)
+def measure(sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Read and write another process's memory. Raises AssertionError when a byte is wrong."""
+    nbytes = max(sizes)
     owner = subprocess.Popen(
         [sys.executable, __file__, "own", str(nbytes)],
         stdin=subprocess.PIPE,
@@ -63,32 +121,26 @@ def measure() -> dict[str, Any]:
     )
     assert owner.stdin is not None
     assert owner.stdout is not None
-    result: dict[str, Any] = {"gpu": torch.cuda.get_device_name(0), "sizes": {}}
+    gpu = Gpu(nbytes)
+    result: dict[str, Any] = {"gpu": gpu.name, "sizes": {}}
     try:
         with TransferEngine(CONFIG) as engine:
-            place = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
-            other = torch.zeros_like(place)
-            torch.cuda.synchronize()
+            place, other = gpu.allocate(nbytes), gpu.allocate(nbytes)
             local = engine.register(place)
             remote = engine.import_region(bytes.fromhex(owner.stdout.readline()))
             engine.read(local, remote, [[0, 0, nbytes]]).wait(DEADLINE_S)
-            assert torch.equal(place, numbers(torch, nbytes, 1)), "what was read is not what the owner holds"
-            place.copy_(numbers(torch, nbytes, 2))
-            # In the order of torch's stream: written when the copy before is done, without a synchronize.
-            stream = torch.cuda.current_stream()
-            if stream.cuda_stream:
-                engine.write(local, remote, [[0, 0, nbytes]], stream=stream).wait(DEADLINE_S)
-            else:
-                torch.cuda.synchronize()
-                engine.write(local, remote, [[0, 0, nbytes]]).wait(DEADLINE_S)
+            assert gpu.holds(place, 1), "what was read is not what the owner holds"
+            gpu.fill(place, 2)
+            # In the order of the stream: written when the copy before is done, without a wait for it.
+            engine.write(local, remote, [[0, 0, nbytes]], stream=gpu.stream).wait(DEADLINE_S)
             owner.stdin.write("2\n")
             owner.stdin.flush()
             assert owner.stdout.readline().strip() == "1", "the owner does not hold what was written"
-            for size in SIZES:
+            for size in sizes:
 
                 def copy(size: int = size) -> None:
-                    other[:size].copy_(place[:size])
-                    torch.cuda.synchronize()
+                    gpu.copy(other.address, place.address, size)
+                    gpu.wait()
 
                 def read(size: int = size) -> None:
                     engine.read(local, remote, [[0, 0, size]]).wait(DEADLINE_S)
@@ -106,4 +158,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["own"]:
         own(int(sys.argv[2]))
     else:
-        sys.stdout.write(json.dumps(measure()) + "\n")
+        asked = tuple(int(size) for size in sys.argv[1:]) or SIZES
+        sys.stdout.write(json.dumps(measure(asked)) + "\n")
