@@ -1,6 +1,7 @@
 #include <array>
 
 #include "bind.hpp"
+#include "kernels/logfmt.hpp"
 #include "kernels/rows.hpp"
 #include "support/gil.hpp"
 
@@ -89,6 +90,19 @@ void copy_blocks_at(uintptr_t from, uintptr_t to, size_t blocks, size_t block_by
               row_bytes);
 }
 
+void encode_logfmt_at(uintptr_t from, uintptr_t to, size_t blocks, size_t block_rows, uintptr_t counts,
+                      size_t width) {
+  GilReleased released;
+  encode_logfmt(at<const uint16_t>(from), at<uint8_t>(to), blocks, block_rows, at<const int64_t>(counts),
+                width);
+}
+
+void sum_logfmt_at(size_t count, size_t most, size_t width, uintptr_t addends, uintptr_t weights,
+                   uintptr_t out) {
+  GilReleased released;
+  sum_logfmt({count, most, width, at<const uintptr_t>(addends), at<const float>(weights), {}, at<void>(out)});
+}
+
 void find_choices_at(uintptr_t topk, size_t tokens, size_t choices, uintptr_t base, size_t experts,
                      size_t row_bytes, uintptr_t addends) {
   find_choices(at<const int64_t>(topk), tokens, choices, at<const uintptr_t>(base), experts, row_bytes,
@@ -129,6 +143,11 @@ void bind_rows(nb::module_& m) {
         "taken"_a, "A row for every choice there, from row next[expert] on.");
   m.def("copy_blocks", &copy_blocks_at, "source"_a, "to"_a, "blocks"_a, "block_bytes"_a, "counts"_a,
         "row_bytes"_a, "The first int64 counts[block] rows of every block.");
+  m.def("logfmt_bytes", &LogfmtRow::bytes, "width"_a, "Bytes of an encoded row.");
+  m.def("encode_logfmt", &encode_logfmt_at, "source"_a, "to"_a, "blocks"_a, "block_rows"_a, "counts"_a,
+        "width"_a, "The first int64 counts[block] bf16 rows of every block, encoded.");
+  m.def("sum_logfmt", &sum_logfmt_at, "count"_a, "most"_a, "width"_a, "addends"_a, "weights"_a, "out"_a,
+        "As sum_rows of bf16, of encoded rows.");
   m.def("find_choices", &find_choices_at, "topk"_a, "tokens"_a, "choices"_a, "base"_a, "experts"_a,
         "row_bytes"_a, "addends"_a,
         "Addresses [tokens, choices] of what experts return, from where the rows of each begin.");

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mooncake_ep import Buffer, ExpertOwners, ShapeError, reference_fp8
+from mooncake_ep import Buffer, ExpertOwners, ShapeError, reference_fp8, reference_low_latency
+from mooncake_ep.reference import Tokens
 
 MAX_TOKENS, HIDDEN, TOPK = 16, 512, 3
 
@@ -107,55 +108,166 @@ def difference(x: torch.Tensor, y: torch.Tensor) -> float:
     return float(1 - 2 * (x * y).sum() / (x * x + y * y).sum())
 
 
-def expected_sum(
-    topk_idx: torch.Tensor, weights: torch.Tensor, x: torch.Tensor, dead: set[int]
-) -> torch.Tensor:
-    """Experts multiply by 1 + expert; float32 in top-k order."""
-    total = torch.zeros(x.shape)
-    for choice in range(TOPK):
-        expert = topk_idx[:, choice]
-        kept = torch.tensor([int(one) >= 0 and int(one) not in dead for one in expert])[:, None]
-        row = (x.float() * (1 + expert[:, None])).bfloat16().float()
-        total = torch.where(kept, total + row * weights[:, choice, None], total)
-    return total.bfloat16()
-
-
 def serve(rows: torch.Tensor, owners: ExpertOwners, rank: int) -> torch.Tensor:
     """What the experts of a rank make of their rows."""
     factors = torch.tensor([1.0 + expert for expert in owners.experts_of(rank)])
     return (rows.float() * factors[:, None, None]).bfloat16()
 
 
-def test_sums_equal_the_reference_to_the_bit_and_are_the_same_twenty_times(ranks: Any) -> None:
-    owners = ExpertOwners((0, 1, 1, 0, 1, 1, 1), 2)
+def inputs_of(owners: ExpertOwners, seed: int) -> list[Tokens]:
+    """What every rank dispatches."""
+    found = []
+    for rank in range(owners.num_ranks):
+        x = torch.randn(MAX_TOKENS, HIDDEN, generator=torch.Generator().manual_seed(rank)).bfloat16()
+        found.append(Tokens(x, *routing(rank, owners.num_experts, seed)))
+    return found
+
+
+def expected_sums(inputs: list[Tokens], owners: ExpertOwners, dead: tuple[int, ...] = ()) -> list[Any]:
+    """What each rank gets back."""
+    packed = reference_low_latency.dispatch(inputs, owners, MAX_TOKENS)
+    outputs = [serve(batch.x, owners, rank) for rank, batch in enumerate(packed)]
+    return reference_low_latency.combine(outputs, packed, inputs, owners, dead)
+
+
+@pytest.mark.parametrize("mode", ["bf16", "fp8", "rounded"])
+@pytest.mark.parametrize("owners", [ExpertOwners((0, 1, 1, 0, 1, 1, 1), 2), ExpertOwners.even(6, 3)])
+def test_rows_and_sums_equal_the_reference_to_the_bit_and_are_the_same_twenty_times(
+    ranks: Any, owners: ExpertOwners, mode: str
+) -> None:
+    inputs, options = inputs_of(owners, 5), {"use_fp8": mode != "bf16", "round_scale": mode == "rounded"}
+    expected = reference_low_latency.dispatch(inputs, owners, MAX_TOKENS, **options)
+    outputs = [
+        serve(received_rows((batch.x, batch.scales) if batch.scales is not None else batch.x), owners, rank)
+        for rank, batch in enumerate(expected)
+    ]
+    sums = reference_low_latency.combine(outputs, expected, inputs, owners)
 
     def work(rank: int, group: dist.ProcessGroup) -> set[str]:
-        buffer = Buffer(group, owners=owners)
-        topk_idx, weights = routing(rank, 7, 5)
-        x = torch.randn(MAX_TOKENS, HIDDEN, generator=torch.Generator().manual_seed(rank)).bfloat16()
+        buffer, mine, wanted = Buffer(group, owners=owners), inputs[rank], expected[rank]
         seen = set()
         for _ in range(20):
-            received, _, handle, _, _ = buffer.low_latency_dispatch(x, topk_idx, MAX_TOKENS, 7, use_fp8=False)
-            combined, _, _ = buffer.low_latency_combine(
-                serve(received, owners, rank), topk_idx, weights, handle
+            received, counts, handle, _, _ = buffer.low_latency_dispatch(
+                mine.x, mine.topk_idx, MAX_TOKENS, owners.num_experts, **options
             )
-            assert torch.equal(combined, expected_sum(topk_idx, weights, x, set()))
-            seen.add(hashlib.sha256(combined.view(torch.uint8).numpy().tobytes()).hexdigest())
+            parts = received if isinstance(received, tuple) else (received,)
+            there = torch.arange(parts[0].shape[1]) < counts[:, None]
+            for part, reference in zip(parts, (wanted.x, wanted.scales), strict=False):
+                assert reference is not None
+                assert torch.equal(part[there].view(torch.uint8), reference[there].view(torch.uint8))
+            assert torch.equal(counts, wanted.counts)
+            assert torch.equal(handle.layout_range, wanted.layout_range)
+            assert torch.equal(handle.src_info, wanted.src_info)
+            results = serve(received_rows(received), owners, rank).masked_fill(~there[..., None], 0)
+            combined, _, _ = buffer.low_latency_combine(results, mine.topk_idx, mine.topk_weights, handle)
+            assert torch.equal(combined, sums[rank])
+            told = [*(part[there] for part in parts), combined]
+            whole = b"".join(one.contiguous().view(torch.uint8).numpy().tobytes() for one in told)
+            seen.add(hashlib.sha256(whole).hexdigest())
         dist.barrier(group)
         return seen
 
-    assert all(len(seen) == 1 for seen in ranks(2, work))
+    assert all(len(seen) == 1 for seen in ranks(owners.num_ranks, work))
+
+
+DYING = {1: "dispatch", 3: "combine", 5: "clean"}
+
+
+def test_ranks_that_die_at_dispatch_combine_and_clean_are_masked_as_deepeps_shrink_test_has_it(
+    ranks: Any,
+) -> None:
+    """Six ranks, of which one dies in each of three phases; the masks of survivors are what was to be."""
+    owners = ExpertOwners.even(12, 6)
+    inputs = inputs_of(owners, 6)
+
+    def work(rank: int, group: dist.ProcessGroup) -> list[list[int]]:
+        buffer, mine, dead, seen = Buffer(group), inputs[rank], [], []
+
+        def phase(name: str) -> None:
+            if DYING.get(rank) == name:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dead.extend(one for one, when in DYING.items() if when == name)
+
+        def round_trip(*, dies: str = "") -> torch.Tensor:
+            received, counts, handle, _, _ = buffer.low_latency_dispatch(
+                mine.x, mine.topk_idx, MAX_TOKENS, 12, use_fp8=False, timeout_us=-1
+            )
+            from_dead = handle.layout_range[:, dead] & 0xFFFFFFFF
+            assert not from_dead.any(), "no token of the dead comes"
+            results = serve(received, owners, rank)
+            phase(dies)
+            combined, _, _ = buffer.low_latency_combine(
+                results, mine.topk_idx, mine.topk_weights, handle, timeout_us=-1
+            )
+            assert torch.equal(combined, expected_sums(inputs, owners, tuple(dead))[rank])
+            return counts
+
+        def mask() -> None:
+            status = torch.full((6,), -1, dtype=torch.int32)
+            buffer.low_latency_query_mask_buffer(status)
+            assert status.tolist() == [int(one in dead) for one in range(6)]
+            seen.append(status.tolist())
+
+        phase("dispatch")
+        round_trip()
+        mask()
+        round_trip(dies="combine")
+        mask()
+        phase("clean")
+        buffer.clean_low_latency_buffer(MAX_TOKENS, HIDDEN, 12)
+        mask_before = list(dead)
+        round_trip()
+        assert mask_before == [1, 3, 5]
+        mask()
+        return seen
+
+    found = ranks(6, work)
+    assert [one is None for one in found] == [False, True, False, True, False, True]
+    masked = [[0, 1, 0, 0, 0, 0], [0, 1, 0, 1, 0, 0], [0, 1, 0, 1, 0, 1]]
+    assert found[0] == found[2] == found[4] == masked
+
+
+def test_masks_of_the_callers_are_their_own_and_can_be_lifted(ranks: Any) -> None:
+    owners = ExpertOwners.even(4, 2)
+    inputs = inputs_of(owners, 7)
+
+    def work(rank: int, group: dist.ProcessGroup) -> None:
+        buffer, mine = Buffer(group), inputs[rank]
+        other = 1 - rank
+        status = torch.zeros(2, dtype=torch.int32)
+
+        def sums() -> torch.Tensor:
+            received, _, handle, _, _ = buffer.low_latency_dispatch(
+                mine.x, mine.topk_idx, MAX_TOKENS, 4, use_fp8=False
+            )
+            results = serve(received, owners, rank)
+            return buffer.low_latency_combine(results, mine.topk_idx, mine.topk_weights, handle)[0]
+
+        buffer.low_latency_update_mask_buffer(other, True)
+        buffer.low_latency_query_mask_buffer(status)
+        assert status.tolist() == [int(one == other) for one in range(2)]
+        assert torch.equal(sums(), expected_sums(inputs, owners, (other,))[rank])
+        dist.barrier(group)
+        buffer.low_latency_update_mask_buffer(other, False)
+        assert torch.equal(sums(), expected_sums(inputs, owners)[rank])
+        buffer.low_latency_update_mask_buffer(other, True)
+        buffer.low_latency_clean_mask_buffer()
+        buffer.low_latency_query_mask_buffer(status)
+        assert not status.any()
+        dist.barrier(group)
+
+    ranks(2, work)
 
 
 @pytest.mark.parametrize("dies_before", ["dispatch", "combine"])
 def test_a_rank_that_dies_is_masked_and_its_experts_add_nothing(ranks: Any, dies_before: str) -> None:
     size, experts = 3, 7
     owners = ExpertOwners.even(experts, size)
+    inputs = inputs_of(owners, 4)
 
     def work(rank: int, group: dist.ProcessGroup) -> None:
         buffer = Buffer(group)
-        topk_idx, weights = routing(rank, experts, 4)
-        x = torch.randn(MAX_TOKENS, HIDDEN, generator=torch.Generator().manual_seed(rank)).bfloat16()
+        x, topk_idx, weights = inputs[rank].x, inputs[rank].topk_idx, inputs[rank].topk_weights
         for number in range(3):
             active = torch.ones(size, dtype=torch.int32)
             if rank == 1 and number == 1 and dies_before == "dispatch":
@@ -170,8 +282,7 @@ def test_a_rank_that_dies_is_masked_and_its_experts_add_nothing(ranks: Any, dies
             )
             gone = number >= 1
             assert active.tolist() == [1, int(not gone), 1]
-            dead = set(owners.experts_of(1)) if gone else set()
-            assert torch.equal(combined, expected_sum(topk_idx, weights, x, dead)), number
+            assert torch.equal(combined, expected_sums(inputs, owners, (1,) if gone else ())[rank]), number
             if number == 2:
                 sources = handle.layout_range[:, 1] & 0xFFFFFFFF
                 assert not sources.any()

@@ -63,6 +63,15 @@ def take_expanded(routing: Sequence[int], rows: Sequence[int], weights: int, nex
 def copy_blocks(source: int, to: int, blocks: int, block_bytes: int, counts: int, row_bytes: int) -> None:
     """The first int64 counts[block] rows of every block."""
 
+def logfmt_bytes(width: int) -> int:
+    """Bytes of an encoded row."""
+
+def encode_logfmt(source: int, to: int, blocks: int, block_rows: int, counts: int, width: int) -> None:
+    """The first int64 counts[block] bf16 rows of every block, encoded."""
+
+def sum_logfmt(count: int, most: int, width: int, addends: int, weights: int, out: int) -> None:
+    """As sum_rows of bf16, of encoded rows."""
+
 def find_choices(topk: int, tokens: int, choices: int, base: int, experts: int, row_bytes: int, addends: int) -> None:
     """
     Addresses [tokens, choices] of what experts return, from where the rows of each begin.

@@ -164,12 +164,10 @@ class Buffer(NormalMode):
         `x` is of the shape of a dispatch's bf16 `recv_x`; with `zero_copy` it is the memory that
         `get_next_low_latency_combine_buffer` gave, and other ranks read it there. Returns bf16 [tokens,
         hidden] (`out`, where given), an event and a hook as a dispatch does. Choices whose rank is gone add
-        nothing.
+        nothing. With `use_logfmt`, on all ranks alike, rows travel in the ten bits of `reference_logfmt`.
         """
-        if use_logfmt:
-            raise ShapeError(
-                "use_logfmt makes rows smaller on a network; ranks of one host read them in place"
-            )
+        if use_logfmt and handle.shape.hidden % 128:
+            raise ShapeError(f"use_logfmt needs a multiple of 128 channels, not {handle.shape.hidden}")
         weights = _checked_weights(topk_idx, topk_weights, handle)
         shape = (len(topk_idx), handle.shape.hidden)
         combined = torch.empty(shape, dtype=torch.bfloat16) if out is None else out
@@ -178,14 +176,14 @@ class Buffer(NormalMode):
                 f"out must be contiguous bfloat16 {shape}, not {combined.dtype} {tuple(combined.shape)}"
             )
         self._give_up(active_ranks)
-        number = self._low_latency.send_results(x, handle, zero_copy, deadline_of(timeout_us))
+        number = self._low_latency.send_results(x, handle, zero_copy, use_logfmt, deadline_of(timeout_us))
         owners, deadline = self._owners(handle.shape.num_experts), deadline_of(timeout_us)
 
         def hook() -> None:
             waits_us = [0] * self.group_size
             until = deadline if not return_recv_hook else deadline_of(timeout_us)
             self._low_latency.receive_results(
-                number, topk_idx, weights, handle, owners, combined, until, waits_us
+                number, topk_idx, weights, handle, owners, combined, use_logfmt, until, waits_us
             )
             _add_waits(combine_wait_recv_cost_stats, waits_us, self.rank)
             self._tell_active(active_ranks)

@@ -22,7 +22,7 @@ from mooncake_ep.reference_fp8 import pack_ue8m0
 
 __all__ = ["Handle", "LowLatency", "Shape"]
 
-ROUND, CAPACITY, HIDDEN, EXPERTS = range(4)
+ROUND, CAPACITY, ROW_BYTES, EXPERTS = range(4)
 
 
 @dataclass(frozen=True)
@@ -151,21 +151,40 @@ class LowLatency:
         number = self.combines.claim(deadline_ns)
         return self.peers.view(self.peers.rank, self.combines.rows(number), extents, torch.bfloat16)
 
-    def send_results(self, x: torch.Tensor, handle: Handle, zero_copy: bool, deadline_ns: int) -> int:
+    def send_results(
+        self, x: torch.Tensor, handle: Handle, zero_copy: bool, logfmt: bool, deadline_ns: int
+    ) -> int:
         """Show what our experts made of their rows; returns the round."""
         target = self.combine_buffer(handle, deadline_ns)
         number = self.combines.claim(deadline_ns)
         if zero_copy:
-            if x.data_ptr() != target.data_ptr():
+            if logfmt or x.data_ptr() != target.data_ptr():
                 raise ShapeError(
-                    "zero_copy: x must be what get_next_low_latency_combine_buffer returned last"
+                    "zero_copy: x must be what get_next_low_latency_combine_buffer returned last, "
+                    "and is read as it is: use_logfmt, which encodes it, goes without"
                 )
         else:
-            _copy_used(target, x, handle)
+            self._write_used(number, x, handle, logfmt)
+        row_bytes = _row_bytes(handle.shape, logfmt)
         header = self.combines.header(self.peers.rank, number)
-        header[: EXPERTS + 1] = [handle.round, self.capacity(handle.shape), handle.shape.hidden, len(x)]
+        header[: EXPERTS + 1] = [handle.round, self.capacity(handle.shape), row_bytes, len(x)]
         write(self.peers, self.combines.tables(number), handle.layout_range)
         return self.combines.post()
+
+    def _write_used(self, number: int, x: torch.Tensor, handle: Handle, logfmt: bool) -> None:
+        """Write the rows that tokens came for, as they are or encoded."""
+        extents = (len(handle.layout_range), self.capacity(handle.shape), handle.shape.hidden)
+        if tuple(x.shape) != extents or x.dtype != torch.bfloat16:
+            raise ShapeError(f"x must be bfloat16 {extents}, not {x.dtype} {tuple(x.shape)}")
+        counts = (handle.layout_range & 0xFFFFFFFF).sum(1)
+        values, row_bytes = x.contiguous(), _row_bytes(handle.shape, logfmt)
+        blocks, rows, hidden = extents
+        check_room(0, blocks * rows * row_bytes)
+        to = self.peers.address(self.peers.rank, self.combines.rows(number))
+        if logfmt:
+            _core.encode_logfmt(values.data_ptr(), to, blocks, rows, counts.data_ptr(), hidden)
+        else:
+            _core.copy_blocks(values.data_ptr(), to, blocks, rows * row_bytes, counts.data_ptr(), row_bytes)
 
     def receive_results(
         self,
@@ -175,6 +194,7 @@ class LowLatency:
         handle: Handle,
         owners: ExpertOwners,
         out: torch.Tensor,
+        logfmt: bool,
         deadline_ns: int,
         waits_us: list[int],
     ) -> None:
@@ -187,10 +207,10 @@ class LowLatency:
         bases = torch.zeros(owners.num_experts, dtype=torch.int64)
         for rank in range(self.peers.size):
             if self.combines.wait(rank, number, deadline_ns, waits_us):
-                bases += self._bases(rank, number, handle, owners, sent)
+                bases += self._bases(rank, number, handle, owners, sent, logfmt)
                 read.append(rank)
         for _ in range(self.peers.size):
-            self._add(topk_idx, topk_weights, bases, handle, out)
+            self._add(topk_idx, topk_weights, bases, handle, out, logfmt)
             torn = [rank for rank in read if not self.combines.is_intact(rank, number)]
             if not torn:
                 break
@@ -199,7 +219,13 @@ class LowLatency:
         self.combines.finish_all(number)
 
     def _bases(
-        self, rank: int, number: int, handle: Handle, owners: ExpertOwners, sent: torch.Tensor
+        self,
+        rank: int,
+        number: int,
+        handle: Handle,
+        owners: ExpertOwners,
+        sent: torch.Tensor,
+        logfmt: bool,
     ) -> torch.Tensor:
         """Where results for us begin, int64 [experts]; 0 for experts of other ranks and without results."""
         bases = torch.zeros(owners.num_experts, dtype=torch.int64)
@@ -208,6 +234,12 @@ class LowLatency:
         if header[ROUND] != handle.round or header[EXPERTS] != len(experts):
             self.peers.alive[rank] = False
             return bases
+        row_bytes = _row_bytes(handle.shape, logfmt)
+        if header[ROW_BYTES] != row_bytes:
+            raise ShapeError(
+                f"rank {rank} returns rows of {header[ROW_BYTES]} bytes, this rank expects {row_bytes}; "
+                "hidden and use_logfmt must be the same on all ranks"
+            )
         if not experts:
             return bases
         tables = self.combines.tables(number)
@@ -217,7 +249,7 @@ class LowLatency:
             self.peers.alive[rank] = False  # it gave us up before it had our tokens
             return bases
         first = torch.arange(len(experts)) * header[CAPACITY] + (mine >> 32)
-        bases[theirs] = self.peers.address(rank, self.combines.rows(number)) + first * (header[HIDDEN] * 2)
+        bases[theirs] = self.peers.address(rank, self.combines.rows(number)) + first * row_bytes
         return bases
 
     def _add(
@@ -227,10 +259,11 @@ class LowLatency:
         bases: torch.Tensor,
         handle: Handle,
         out: torch.Tensor,
+        logfmt: bool,
     ) -> None:
         sent = handle.topk_idx
         addends = torch.empty_like(sent)
-        row_bytes = handle.shape.hidden * 2
+        row_bytes = _row_bytes(handle.shape, logfmt)
         _core.find_choices(
             sent.data_ptr(),
             len(sent),
@@ -240,7 +273,11 @@ class LowLatency:
             row_bytes,
             addends.data_ptr(),
         )
-        sum_rows(addends.masked_fill_(topk_idx < 0, 0), weights, out)
+        addends.masked_fill_(topk_idx < 0, 0)
+        if not logfmt:
+            return sum_rows(addends, weights, out)
+        at = (addends.data_ptr(), weights.data_ptr(), out.data_ptr())
+        return _core.sum_logfmt(len(out), addends.shape[1], out.shape[1], *at)
 
     def _buffer(self, number: int, extents: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory for results, used again after two rounds: its pages are there already."""
@@ -280,12 +317,6 @@ def _fits(source: Source, shape: Shape, dtype: torch.dtype) -> bool:
     return True
 
 
-def _copy_used(target: torch.Tensor, x: torch.Tensor, handle: Handle) -> None:
-    if x.shape != target.shape or x.dtype != torch.bfloat16:
-        raise ShapeError(f"x must be bfloat16 {tuple(target.shape)}, not {x.dtype} {tuple(x.shape)}")
-    counts = (handle.layout_range & 0xFFFFFFFF).sum(1)
-    values = x.contiguous()
-    row_bytes = x.shape[2] * 2
-    _core.copy_blocks(
-        values.data_ptr(), target.data_ptr(), len(x), x.shape[1] * row_bytes, counts.data_ptr(), row_bytes
-    )
+def _row_bytes(shape: Shape, logfmt: bool) -> int:
+    """Bytes from one row of results to the next."""
+    return _core.logfmt_bytes(shape.hidden) if logfmt else shape.hidden * 2
