@@ -10,12 +10,14 @@ import torch.distributed as dist
 
 from mooncake_ep._errors import ShapeError
 from mooncake_ep.events import EventOverlap
-from mooncake_ep.exchange.low_latency import Handle, LowLatency, Shape, shown_scales
+from mooncake_ep.exchange.handle import Handle, Shape
+from mooncake_ep.exchange.low_latency import LowLatency, shown_scales
 from mooncake_ep.exchange.peers import deadline_of
 from mooncake_ep.exchange.rows import check_topk, payload_of
 from mooncake_ep.group_buffer import DEFAULT_TIMEOUT_US
 from mooncake_ep.layout import ExpertOwners
 from mooncake_ep.normal_mode import NormalMode
+from mooncake_ep.staging import Staging
 
 __all__ = ["Buffer"]
 
@@ -105,14 +107,15 @@ class Buffer(NormalMode):
         shape = Shape(num_max_dispatch_tokens_per_rank, x.shape[-1], num_experts)
         if use_ue8m0 and not (use_fp8 and round_scale and shape.hidden % 512 == 0):
             raise ShapeError("use_ue8m0 needs use_fp8, round_scale and hidden to be a multiple of 512")
-        payload, owners = payload_of(x), self._owners(num_experts)
+        staging = Staging(x.device)
+        payload, owners = payload_of(staging.inward(x)), self._owners(num_experts)
         if payload.x.dtype != torch.bfloat16:
             raise ShapeError(f"x must be bfloat16, not {payload.x.dtype}")
-        topk = check_topk(topk_idx, len(x), num_experts).clone()
+        topk = check_topk(staging.inward(topk_idx), len(x), num_experts).clone()
         self._give_up(active_ranks)
         deadline = deadline_of(timeout_us)
         number = self._low_latency.send(payload, topk, shape, deadline, use_fp8, round_scale)
-        result = self._low_latency.prepare(number, topk, shape, owners, use_fp8)
+        result = self._low_latency.prepare(number, topk, shape, owners, use_fp8, x.device)
 
         def hook() -> None:
             waits_us = [0] * self.group_size
@@ -121,26 +124,31 @@ class Buffer(NormalMode):
             )
             if use_ue8m0:
                 packed.copy_(shown_scales(result.scales, True))
+            staging.finish()
             if cumulative_local_expert_recv_stats is not None:
-                cumulative_local_expert_recv_stats.add_(result.counts)
+                cumulative_local_expert_recv_stats.add_(counts)
             _add_waits(dispatch_wait_recv_cost_stats, waits_us, self.rank)
             self._tell_active(active_ranks)
 
-        received: Received = result.x
+        counts = staging.mirror(result.counts)
+        rows = staging.mirror(result.x, result.counts)
+        received: Received = rows
         if use_fp8:
             packed = shown_scales(result.scales, use_ue8m0)
-            received = (result.x, packed)
+            received = (rows, staging.mirror(packed))
         if not return_recv_hook:
             hook()
-        return received, result.counts, result.handle, EventOverlap(), hook
+        return received, counts, result.handle, EventOverlap(), hook
 
     def get_next_low_latency_combine_buffer(self, handle: Handle) -> torch.Tensor:
         """The memory to write experts' results into for `zero_copy`: bf16 [local experts, ranks * max tokens,
         hidden].
 
-        It is good for the next combine.
+        It is good for the next combine. Where the dispatch was of a GPU's tensors, it is on that GPU, and is
+        copied all the same.
         """
-        return self._low_latency.combine_buffer(handle, deadline_of(DEFAULT_TIMEOUT_US))
+        target = self._low_latency.combine_buffer(handle, deadline_of(DEFAULT_TIMEOUT_US))
+        return Staging(handle.device).mirror(target)
 
     def low_latency_combine(
         self,
@@ -168,23 +176,31 @@ class Buffer(NormalMode):
         """
         if use_logfmt and handle.shape.hidden % 128:
             raise ShapeError(f"use_logfmt needs a multiple of 128 channels, not {handle.shape.hidden}")
-        weights = _checked_weights(topk_idx, topk_weights, handle)
-        shape = (len(topk_idx), handle.shape.hidden)
-        combined = torch.empty(shape, dtype=torch.bfloat16) if out is None else out
+        staging = Staging(x.device)
+        weights = staging.inward(_checked_weights(topk_idx, topk_weights, handle))
+        chosen, shape = staging.inward(topk_idx), (len(topk_idx), handle.shape.hidden)
+        combined = torch.empty(shape, dtype=torch.bfloat16, device=x.device) if out is None else out
         if tuple(combined.shape) != shape or combined.dtype != torch.bfloat16 or not combined.is_contiguous():
             raise ShapeError(
                 f"out must be contiguous bfloat16 {shape}, not {combined.dtype} {tuple(combined.shape)}"
             )
+        sums = combined
+        if combined.device.type != "cpu":
+            sums = torch.empty(shape, dtype=torch.bfloat16)
+            staging.into(combined, sums)
         self._give_up(active_ranks)
-        number = self._low_latency.send_results(x, handle, zero_copy, use_logfmt, deadline_of(timeout_us))
+        in_place = zero_copy and not staging.copies
+        rows = staging.inward(x) if staging.copies else x
+        number = self._low_latency.send_results(rows, handle, in_place, use_logfmt, deadline_of(timeout_us))
         owners, deadline = self._owners(handle.shape.num_experts), deadline_of(timeout_us)
 
         def hook() -> None:
             waits_us = [0] * self.group_size
             until = deadline if not return_recv_hook else deadline_of(timeout_us)
             self._low_latency.receive_results(
-                number, topk_idx, weights, handle, owners, combined, use_logfmt, until, waits_us
+                number, chosen, weights, handle, owners, sums, use_logfmt, until, waits_us
             )
+            staging.finish()
             _add_waits(combine_wait_recv_cost_stats, waits_us, self.rank)
             self._tell_active(active_ranks)
 
@@ -214,7 +230,7 @@ class Buffer(NormalMode):
 
 def _add_waits(stats: torch.Tensor | None, waits_us: list[int], rank: int) -> None:
     if stats is not None:
-        (stats if stats.dim() == 1 else stats[rank]).add_(torch.tensor(waits_us))
+        (stats if stats.dim() == 1 else stats[rank]).add_(torch.tensor(waits_us, device=stats.device))
 
 
 def _checked_weights(topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: Handle) -> torch.Tensor:

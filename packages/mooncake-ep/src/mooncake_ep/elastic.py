@@ -7,15 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from mooncake_ep._errors import RoutingError, ShapeError
 from mooncake_ep.events import EventOverlap
-from mooncake_ep.exchange.dispatching import post_rows
-from mooncake_ep.exchange.gathering import Gathered, Routed, gather, receive_sums, send_rows
-from mooncake_ep.exchange.peers import deadline_of
-from mooncake_ep.exchange.rows import check_topk, payload_of
-from mooncake_ep.group_buffer import GroupBuffer
+from mooncake_ep.exchange.gathering import Gathered, Routed
 from mooncake_ep.layout import ExpertOwners
-from mooncake_ep.normal_mode import Rows, check_bias, check_weights
+from mooncake_ep.row_buffer import RowBuffer, Rows, rows_of
 
 __all__ = ["EPHandle", "ElasticBuffer"]
 
@@ -47,7 +42,7 @@ class EPHandle:
     routed: Routed
 
 
-class ElasticBuffer(GroupBuffer):
+class ElasticBuffer(RowBuffer):
     """One interface for few tokens and for many, expanded or not; on one host, as `Buffer` is.
 
     Rows always come in order of source rank and token, so every dispatch is deterministic. Where DeepEP has
@@ -144,42 +139,26 @@ class ElasticBuffer(GroupBuffer):
         Scales are in columns with `use_tma_aligned_col_major_sf`. Padding is always zero. What tunes a GPU's
         kernels and orders its streams is taken and changes nothing on a CPU.
         """
-        payload = payload_of(x)
-        self._give_up(active_ranks)
         if handle is not None:
-            topk, owners, do_expand = handle.topk_idx, handle.routed.owners, handle.do_expand
-            alignment, most = handle.expert_alignment, handle.num_max_tokens_per_rank
-            if topk_idx is not None or len(payload.x) != len(topk):
-                raise ShapeError(f"with a handle of {len(topk)} tokens, give as many and no topk_idx")
-        elif topk_idx is None or num_experts is None:
-            raise RoutingError("a dispatch without a handle needs topk_idx and num_experts")
+            do_expand, alignment = handle.do_expand, handle.expert_alignment
+            most = handle.num_max_tokens_per_rank
         else:
-            owners, alignment = self._owners(num_experts), expert_alignment or 1
-            topk = check_topk(topk_idx, len(payload.x), num_experts).clone()
-            most = num_max_tokens_per_rank or self.num_max_tokens_per_rank or len(payload.x)
-        weights = check_weights(topk_weights, topk)
-        deadline = deadline_of(self._timeout_us if timeout_us is None else timeout_us)
-        number = post_rows(self._dispatches, payload, topk, weights, deadline)
-        got = gather(
-            self._dispatches, number, payload, topk, owners, deadline,
-            with_weights=weights is not None,
+            alignment = expert_alignment or 1
+            tokens = len(x[0] if isinstance(x, tuple) else x)
+            most = num_max_tokens_per_rank or self.num_max_tokens_per_rank or tokens
+        got = self._dispatch_rows(
+            x, topk_idx, topk_weights, num_experts, active_ranks, self._limit_us(timeout_us),
+            handle=None if handle is None else handle.routed,
             alignment=alignment if do_expand else 0,
-            rows=0 if handle is None else handle.routed.rows,
-            begins=None if handle is None else handle.routed.begins,
         )  # fmt: skip
-        self._tell_active(active_ranks)
         if cumulative_local_expert_recv_stats is not None:
-            cumulative_local_expert_recv_stats.add_(
-                got.per_expert.to(cumulative_local_expert_recv_stats.dtype)
-            )
+            cumulative_local_expert_recv_stats.add_(got.per_expert.to(cumulative_local_expert_recv_stats))
         made = _handle_of(got, do_expand, alignment, most)
         if handle is not None:
             made = replace(made, routed=handle.routed)
-        scales = got.scales
-        if scales is not None and use_tma_aligned_col_major_sf:
-            scales = scales.t().contiguous().t()
-        rows: Rows = got.x if scales is None else (got.x, scales)
-        return rows, got.topk_idx, got.topk_weights, made, EventOverlap()
+        if got.scales is not None and use_tma_aligned_col_major_sf:
+            got = replace(got, scales=got.scales.t().contiguous().t())
+        return rows_of(got), got.topk_idx, got.topk_weights, made, EventOverlap()
 
     def combine(
         self,
@@ -203,15 +182,13 @@ class ElasticBuffer(GroupBuffer):
         `x` [rows, hidden] and `topk_weights` are as `dispatch` gave them. Returns [tokens, hidden], weights
         [tokens, topk] as they were sent (of choices that came back) or None, and an event.
         """
-        self._give_up(active_ranks)
-        deadline = deadline_of(self._timeout_us if timeout_us is None else timeout_us)
-        number = send_rows(self._combines, x, topk_weights, handle.routed, deadline)
-        out = torch.empty(len(handle.topk_idx), x.shape[1], dtype=x.dtype)
-        sums = None if topk_weights is None else torch.empty(handle.topk_idx.shape, dtype=torch.float32)
-        flat = sums.view(-1, 1) if sums is not None and handle.do_expand else sums
-        receive_sums(self._combines, number, handle.routed, out, flat, check_bias(bias, out), deadline)
-        self._tell_active(active_ranks)
+        out, sums = self._combine_rows(
+            x, handle.routed, topk_weights, bias, active_ranks, self._limit_us(timeout_us)
+        )
         return out, sums, EventOverlap()
+
+    def _limit_us(self, timeout_us: int | None) -> int:
+        return self._timeout_us if timeout_us is None else timeout_us
 
 
 def _handle_of(got: Gathered, do_expand: bool, alignment: int, most: int) -> EPHandle:

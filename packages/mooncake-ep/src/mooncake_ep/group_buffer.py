@@ -82,7 +82,7 @@ class GroupBuffer:
                 f"active_ranks must be int32 [{self.group_size}], "
                 f"not {active_ranks.dtype} {tuple(active_ranks.shape)}"
             )
-        for rank, active in enumerate(active_ranks.tolist()):
+        for rank, active in enumerate(active_ranks.cpu().tolist()):
             if not active:
                 self._peers.alive[rank] = False
 

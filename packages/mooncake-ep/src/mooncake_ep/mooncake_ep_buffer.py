@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from mooncake_ep import buffer as deepep
 from mooncake_ep.events import EventOverlap
-from mooncake_ep.exchange.low_latency import Handle
+from mooncake_ep.exchange.handle import Handle
 
 __all__ = ["Buffer"]
 

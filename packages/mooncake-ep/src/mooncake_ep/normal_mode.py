@@ -6,18 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from mooncake_ep._errors import RoutingError, ShapeError
 from mooncake_ep.events import EventOverlap
-from mooncake_ep.exchange.dispatching import post_rows
-from mooncake_ep.exchange.gathering import Gathered, Routed, gather, receive_sums, send_rows
-from mooncake_ep.exchange.peers import deadline_of
-from mooncake_ep.exchange.rows import check_topk, payload_of
-from mooncake_ep.group_buffer import DEFAULT_TIMEOUT_US, GroupBuffer
+from mooncake_ep.exchange.gathering import Routed
+from mooncake_ep.group_buffer import DEFAULT_TIMEOUT_US
 from mooncake_ep.layout import get_dispatch_layout
+from mooncake_ep.row_buffer import RowBuffer, Rows, rows_of
 
 __all__ = ["Config", "NormalMode"]
 
-Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 Dispatched = tuple[Rows, torch.Tensor | None, torch.Tensor | None, list[int] | None, Routed, EventOverlap]
 
 
@@ -32,7 +28,7 @@ class Config:
     num_max_rdma_chunked_recv_tokens: int = 256
 
 
-class NormalMode(GroupBuffer):
+class NormalMode(RowBuffer):
     """The calls of the normal mode."""
 
     @staticmethod
@@ -96,33 +92,15 @@ class NormalMode(GroupBuffer):
         return an empty list. With the `handle` of a dispatch before, rows go where its rows went, and
         indices, weights and counts are None. Raises ShapeError, RoutingError, PlacementError.
         """
-        payload = payload_of(x)
-        self._give_up(active_ranks)
-        if handle is not None:
-            if len(payload.x) != len(handle.topk_idx):
-                raise ShapeError(f"{len(payload.x)} tokens, but the handle is of {len(handle.topk_idx)}")
-            topk, owners, rows = handle.topk_idx, handle.owners, handle.rows
-        elif topk_idx is None or num_tokens_per_expert is None:
-            raise RoutingError("a dispatch without a handle needs topk_idx and num_tokens_per_expert")
-        else:
-            owners, rows = self._owners(len(num_tokens_per_expert)), num_worst_tokens
-            topk = check_topk(topk_idx, len(payload.x), owners.num_experts).clone()
-        weights = check_weights(topk_weights, topk)
-        deadline = deadline_of(timeout_us)
-        number = post_rows(self._dispatches, payload, topk, weights, deadline)
-        got = gather(
-            self._dispatches, number, payload, topk, owners, deadline,
-            with_weights=weights is not None, rows=rows, begins=None if handle is None else handle.begins,
-        )  # fmt: skip
-        self._tell_active(active_ranks)
-        if handle is not None:
-            return _rows(got), None, None, None, handle, EventOverlap()
-        counts = (
-            []
-            if num_worst_tokens
-            else [-(-one // expert_alignment) * expert_alignment for one in got.per_expert.tolist()]
+        experts = None if num_tokens_per_expert is None else len(num_tokens_per_expert)
+        got = self._dispatch_rows(
+            x, topk_idx, topk_weights, experts, active_ranks, timeout_us, handle=handle, rows=num_worst_tokens
         )
-        return _rows(got), got.topk_idx, got.topk_weights, counts, got.routed, EventOverlap()
+        if handle is not None:
+            return rows_of(got), None, None, None, handle, EventOverlap()
+        counts = [-(-one // expert_alignment) * expert_alignment for one in got.per_expert.tolist()]
+        told = [] if num_worst_tokens else counts
+        return rows_of(got), got.topk_idx, got.topk_weights, told, got.routed, EventOverlap()
 
     def combine(
         self,
@@ -144,37 +122,5 @@ class NormalMode(GroupBuffer):
         two of [tokens, hidden], is added first. Returns [tokens, hidden], the sums of the weights or None,
         and an event. Raises ShapeError.
         """
-        self._give_up(active_ranks)
-        deadline = deadline_of(timeout_us)
-        number = send_rows(self._combines, x, topk_weights, handle, deadline)
-        out = torch.empty(len(handle.topk_idx), x.shape[1], dtype=x.dtype)
-        sums = None if topk_weights is None else torch.empty(handle.topk_idx.shape, dtype=torch.float32)
-        receive_sums(self._combines, number, handle, out, sums, check_bias(bias, out), deadline)
-        self._tell_active(active_ranks)
+        out, sums = self._combine_rows(x, handle, topk_weights, bias, active_ranks, timeout_us)
         return out, sums, EventOverlap()
-
-
-def _rows(got: Gathered) -> Rows:
-    return got.x if got.scales is None else (got.x, got.scales)
-
-
-def check_weights(topk_weights: torch.Tensor | None, topk_idx: torch.Tensor) -> torch.Tensor | None:
-    """Raise ShapeError unless weights are float32 of the shape of `topk_idx`."""
-    if topk_weights is None:
-        return None
-    if topk_weights.shape != topk_idx.shape or topk_weights.dtype != torch.float32:
-        raise ShapeError(
-            f"topk_weights must be float32 {tuple(topk_idx.shape)}, "
-            f"not {topk_weights.dtype} {tuple(topk_weights.shape)}"
-        )
-    return topk_weights.contiguous()
-
-
-def check_bias(
-    bias: torch.Tensor | tuple[torch.Tensor, ...] | None, out: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """Return up to two biases; raise ShapeError unless they are like the result."""
-    given = () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
-    if len(given) > 2 or any(one.shape != out.shape or one.dtype != out.dtype for one in given):
-        raise ShapeError(f"bias must be up to two of {out.dtype} {tuple(out.shape)}")
-    return tuple(one.contiguous() for one in given)

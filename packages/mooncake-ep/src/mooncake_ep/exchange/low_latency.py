@@ -7,7 +7,6 @@ combine reads each expert's result once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
@@ -15,53 +14,16 @@ from mooncake_ep import _core
 from mooncake_ep._errors import ShapeError
 from mooncake_ep.exchange.channel import Channel
 from mooncake_ep.exchange.dispatching import post_rows, sources_of
+from mooncake_ep.exchange.handle import Handle, Shape
+from mooncake_ep.exchange.ownership import experts_as_tensor, local_ids
 from mooncake_ep.exchange.peers import Peers
 from mooncake_ep.exchange.rows import Payload, Source, check_room, sum_rows, write
 from mooncake_ep.layout import ExpertOwners
 from mooncake_ep.reference_fp8 import pack_ue8m0
 
-__all__ = ["Handle", "LowLatency", "Shape"]
+__all__ = ["LowLatency"]
 
 ROUND, CAPACITY, ROW_BYTES, EXPERTS = range(4)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Of one model: tokens that a rank may dispatch at once, channels, experts of all ranks."""
-
-    max_tokens: int
-    hidden: int
-    num_experts: int
-
-
-class Handle(tuple[object, ...]):
-    """What a combine needs to know of its dispatch; as a tuple, what DeepEP's handle is.
-
-    `src_info` int32 [local experts, ranks * max tokens]: the source token of each row. `layout_range` int64
-    [local experts, ranks]: where the rows of each source begin << 32 | how many. Then the three numbers of
-    `shape`. Beyond the tuple: `round`, the dispatch, and `topk_idx`, what was dispatched.
-    """
-
-    src_info: torch.Tensor
-    layout_range: torch.Tensor
-    shape: Shape
-    round: int
-    topk_idx: torch.Tensor
-
-    @classmethod
-    def of(
-        cls,
-        src_info: torch.Tensor,
-        layout_range: torch.Tensor,
-        shape: Shape,
-        number: int,
-        topk_idx: torch.Tensor,
-    ) -> Handle:
-        """Make a handle of its parts."""
-        made = cls((src_info, layout_range, shape.max_tokens, shape.hidden, shape.num_experts))
-        made.src_info, made.layout_range, made.shape = src_info, layout_range, shape
-        made.round, made.topk_idx = number, topk_idx
-        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +69,13 @@ class LowLatency:
         )
 
     def prepare(
-        self, number: int, topk_idx: torch.Tensor, shape: Shape, owners: ExpertOwners, fp8: bool
+        self,
+        number: int,
+        topk_idx: torch.Tensor,
+        shape: Shape,
+        owners: ExpertOwners,
+        fp8: bool,
+        device: torch.device,
     ) -> Result:
         """Make room for what a round brings."""
         local, capacity = len(owners.experts_of(self.peers.rank)), self.capacity(shape)
@@ -119,7 +87,7 @@ class LowLatency:
             x=self._buffer(number, (local, capacity, shape.hidden), dtype),
             scales=self._buffer(number, (local, groups, capacity), torch.float32),
             counts=torch.zeros(local, dtype=torch.int32),
-            handle=Handle.of(src_info, layout, shape, number, topk_idx),
+            handle=Handle.of(src_info, layout, shape, number, topk_idx, device),
             local_of=local_ids(owners, self.peers.rank),
         )
 
@@ -285,19 +253,6 @@ class LowLatency:
         if key not in self._received:
             self._received[key] = torch.empty(extents, dtype=dtype)
         return self._received[key]
-
-
-@lru_cache(maxsize=64)
-def local_ids(owners: ExpertOwners, rank: int) -> torch.Tensor:
-    """int32 [experts]: the local id of every expert of `rank`, -1 for those of others."""
-    ids = zip(owners.owner_of, owners.local_id_of, strict=True)
-    return torch.tensor([local if owner == rank else -1 for owner, local in ids], dtype=torch.int32)
-
-
-@lru_cache(maxsize=1024)
-def experts_as_tensor(owners: ExpertOwners, rank: int) -> torch.Tensor:
-    """int64 [local experts]: the experts of `rank`."""
-    return torch.tensor(owners.experts_of(rank), dtype=torch.int64)
 
 
 def shown_scales(scales: torch.Tensor, use_ue8m0: bool) -> torch.Tensor:

@@ -14,6 +14,7 @@ from mooncake_ep.exchange.peers import META_BYTES, REGION_BYTES, Peers
 __all__ = ["Payload", "Source", "check_topk", "payload_of", "sum_rows", "write"]
 
 GROUP = 128
+COUNT = 0xFFFFFFFF  # of a place: where rows begin << 32 | how many they are
 FLOATS = (torch.bfloat16, torch.float32)
 DTYPES = (torch.bfloat16, torch.float32, torch.float8_e4m3fn)
 
