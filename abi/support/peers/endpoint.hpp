@@ -116,6 +116,21 @@ class PeerEndpoint {
         op.length > 0 && op.local_offset <= region.length && op.length <= region.length - op.local_offset;
     return inside ? Status{} : failed(MC_INVALID, "the range is empty or not inside the local region");
   }
+  // The way of a call through submit(): `begin` gets each operation that makes sense, with what it names.
+  // `*accepted` is set, also where the queue is full (MC_AGAIN); then what was begun has to be launched.
+  template <class Begin>
+  Status begin_each(const mc_op* ops, size_t count, size_t* accepted, Begin begin) {
+    size_t taken = completions_.reserve(count);
+    Names names;
+    for (size_t i = 0; i < taken; ++i) {
+      if (Status status = resolve(ops[i], names); !status.ok())
+        complete(ops[i], status);
+      else
+        begin(ops[i], names);
+    }
+    *accepted = taken;
+    return taken == count ? Status{} : failed(MC_AGAIN, "the queue is full; fetch completions first");
+  }
   void complete(const mc_op& op, const Status& failure) {
     Completion done;
     done.cookie = op.cookie;

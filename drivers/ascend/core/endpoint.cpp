@@ -175,18 +175,11 @@ class Endpoint::Plan {
 };
 
 Status Endpoint::submit(const mc_op* ops, size_t count, size_t* accepted) {
-  size_t taken = completions_.reserve(count);
   Plan plan(*this);
-  Names names;
-  for (size_t i = 0; i < taken; ++i) {
-    if (Status status = resolve(ops[i], names); !status.ok())
-      complete(ops[i], status);
-    else
-      submit_one(ops[i], names, plan);
-  }
+  Status status = begin_each(ops, count, accepted,
+                             [&](const mc_op& op, const Names& names) { submit_one(op, names, plan); });
   plan.launch();
-  *accepted = taken;
-  return taken == count ? Status{} : failed(MC_AGAIN, "the queue is full; fetch completions first");
+  return status;
 }
 
 void Endpoint::submit_one(const mc_op& op, const Names& names, Plan& plan) {

@@ -3,60 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
-from typing import Any, ClassVar
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 from cann import installed
-from npu_memory import NpuMemory, violation
+from npu_memory import violation
 
-from mooncake_transfer import Region, TransferEngine
+from mooncake_transfer import TransferEngine
 from mooncake_transfer.testing import DriverConformance, Quirks, pattern
-from mooncake_transfer.testing.fixtures import DEADLINE_S, Bytes, DriverFixtures
-from mooncake_transfer.testing.owner import Target, make_device_memory
+from mooncake_transfer.testing.fixtures import DEADLINE_S, DriverFixtures
+from mooncake_transfer.testing.over_double import OverDouble
+from mooncake_transfer.testing.owner import Target
 from mooncake_transfer.testing.pattern import digest
 
 KIND = "npu_memory:huge"
 
 
-class OverDoubles:
-    """Installs the doubles for the tests of a class; regions of the target are of NPU memory."""
+@contextmanager
+def _installed() -> Iterator[Path]:
+    with installed() as cann:
+        yield cann / "lib64" / "libascendcl.so"
+
+
+class OverCann(OverDouble):
+    """Regions of the target are of NPU memory."""
 
     driver = "ascend"
     quirks = Quirks(target_kind=KIND)
-    _stack: ClassVar[ExitStack]
-    driver_options: ClassVar[dict[str, Any]] = {}
-
-    @classmethod
-    def setup_class(cls) -> None:
-        cls._stack = ExitStack()
-        cann = cls._stack.enter_context(installed())
-        cls.driver_options = {"library": str(cann / "lib64" / "libascendcl.so")}
-        super().setup_class()  # type: ignore[misc]
-
-    @classmethod
-    def teardown_class(cls) -> None:
-        super().teardown_class()  # type: ignore[misc]
-        cls._stack.close()
-
-    @pytest.fixture(autouse=True)
-    def _keeps_the_rules(self) -> Iterator[None]:
-        yield
-        assert violation() == ""
+    install = staticmethod(_installed)
+    violation = staticmethod(lambda _: violation())
 
 
-class TestDeviceMemory(OverDoubles, DriverConformance):
+class TestDeviceMemory(OverCann, DriverConformance):
     """Registered with HIXL on both sides; copied by ACL within a process."""
 
-    def local(self, engine: TransferEngine, nbytes: int, seed: int) -> tuple[Region, Bytes]:
-        memory = make_device_memory(KIND, nbytes)
-        assert isinstance(memory, NpuMemory)
-        memory.set(pattern(seed, nbytes))
-        return engine.register(memory.source), memory.whole()
+    local_kind = KIND
 
 
-class TestMainMemory(OverDoubles, DriverFixtures):
+class TestMainMemory(OverCann, DriverFixtures):
     """Through HIXL's own buffers: the engine's memory is not of aclrtMallocHost."""
 
     @pytest.mark.parametrize("kind", ["engine", KIND])

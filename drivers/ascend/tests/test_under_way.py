@@ -122,7 +122,9 @@ def test_closing_a_region_keeps_its_deadline_while_a_transfer_is_slow(library: s
         remote = engine.import_region(peer.allocate(NBYTES, 3).descriptor)
         engine.read(local, remote, [[0, 0, 1]]).wait(DEADLINE_S)
         with control("hold transfers", 1):
+            before = count("hccs")
             transfer = engine.read(local, remote, ALL)
+            wait_until(lambda: count("hccs") > before, "HIXL has begun it")
             began = time.monotonic()
             with pytest.raises(RegionBusy):
                 other.close(NOT_YET_S)

@@ -20,35 +20,6 @@ struct Allocations {
 
 Allocations& allocations() { return driver::of_this_process<Allocations>(); }
 
-// The primary context of a device, current while this lives.
-class CurrentDevice {
- public:
-  CurrentDevice(const Cuda& cuda, int device) : cuda_(cuda) {
-    status_ = cuda.check(cuda.cuDeviceGet(&device_, device), "cuDeviceGet");
-    CUcontext context = nullptr;
-    if (status_.ok())
-      status_ = cuda.check(cuda.cuDevicePrimaryCtxRetain(&context, device_), "cuDevicePrimaryCtxRetain");
-    if (!status_.ok()) return;
-    retained_ = true;
-    status_ = cuda.check(cuda.cuCtxPushCurrent(context), "cuCtxPushCurrent");
-    pushed_ = status_.ok();
-  }
-  ~CurrentDevice() {
-    CUcontext popped = nullptr;
-    if (pushed_) cuda_.cuCtxPopCurrent(&popped);
-    if (retained_) cuda_.cuDevicePrimaryCtxRelease(device_);
-  }
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
-  const Status& status() const { return status_; }
-
- private:
-  const Cuda& cuda_;
-  CUdevice device_ = 0;
-  bool retained_ = false, pushed_ = false;
-  Status status_;
-};
-
 // Fabric handles too where the machine has them; a descriptor does for peers of the host.
 Status create(const Cuda& cuda, size_t bytes, CUmemAllocationProp about,
               CUmemGenericAllocationHandle* handle) {
@@ -90,16 +61,19 @@ Status map(const Cuda& cuda, size_t bytes, int device, CUmemGenericAllocationHan
 }
 
 Status allocate(const Cuda& cuda, size_t nbytes, int device, CUdeviceptr* address, size_t* bytes) {
-  CurrentDevice current(cuda, device);
-  if (!current.status().ok()) return current.status();
+  CUdevice number = 0;
+  Status status = cuda.check(cuda.cuDeviceGet(&number, device), "cuDeviceGet");
+  if (!status.ok()) return status;
+  PrimaryContext context(cuda, number);
+  if (!context.status().ok()) return context.status();
+  Current current(cuda, context.get());
   CUmemAllocationProp about{};
   about.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   about.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   about.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
   size_t unit = 0;
-  Status status =
-      cuda.check(cuda.cuMemGetAllocationGranularity(&unit, &about, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-                 "cuMemGetAllocationGranularity");
+  status = cuda.check(cuda.cuMemGetAllocationGranularity(&unit, &about, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+                      "cuMemGetAllocationGranularity");
   if (!status.ok()) return status;
   *bytes = (nbytes + unit - 1) / unit * unit;
   CUmemGenericAllocationHandle handle = 0;
@@ -115,7 +89,7 @@ Status allocate(const Cuda& cuda, size_t nbytes, int device, CUdeviceptr* addres
 Status prepare_allocator(const std::string& path) {
   Allocations& all = allocations();
   std::lock_guard lock(all.mutex);
-  return all.cuda != nullptr ? Status{} : Cuda::load(path, all.cuda);
+  return all.cuda != nullptr ? Status{} : driver::cuda::load(path, all.cuda);
 }
 
 std::string allocation_failure() {
@@ -146,8 +120,12 @@ void mooncake_cuda_free(void* memory, size_t, int device, void*) {
   auto found = all.mapped.find(reinterpret_cast<CUdeviceptr>(memory));
   if (found == all.mapped.end()) return;
   // As cudaFree does, which callers count on: what is queued may still use it.
-  CurrentDevice current(*all.cuda, device);
-  if (current.status().ok()) all.cuda->cuCtxSynchronize();
+  CUdevice number = 0;
+  if (all.cuda->cuDeviceGet(&number, device) == CUDA_SUCCESS) {
+    PrimaryContext context(*all.cuda, number);
+    Current current(*all.cuda, context.get());
+    if (current.pushed()) all.cuda->cuCtxSynchronize();
+  }
   all.cuda->cuMemUnmap(found->first, found->second);
   all.cuda->cuMemAddressFree(found->first, found->second);
   all.mapped.erase(found);

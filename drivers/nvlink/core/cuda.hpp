@@ -1,42 +1,18 @@
-// The part of the CUDA driver API that this driver calls, as libcuda.so.1 exports it. Declared here, so that
-// no CUDA toolkit is needed to build; the values and layouts are those of cuda.h, which NVIDIA keeps stable.
+// The part of the CUDA driver API that this driver calls beyond support/cuda.hpp, as libcuda.so.1 exports it.
+// The values and layouts are those of cuda.h, which NVIDIA keeps stable.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "support/cuda.hpp"
+
 namespace mooncake::nvlink {
 
-using CUresult = int;
-using CUdevice = int;
-using CUdeviceptr = unsigned long long;
-using CUcontext = struct CUctx_st*;
+using namespace driver::cuda;  // CUDA's own names
 using CUstream = struct CUstream_st*;
 using CUevent = struct CUevent_st*;
 using CUmemGenericAllocationHandle = unsigned long long;
-
-enum : CUresult {
-  CUDA_SUCCESS = 0,
-  CUDA_ERROR_INVALID_VALUE = 1,
-  CUDA_ERROR_OUT_OF_MEMORY = 2,
-  CUDA_ERROR_NOT_INITIALIZED = 3,
-  CUDA_ERROR_DEINITIALIZED = 4,
-  CUDA_ERROR_NO_DEVICE = 100,
-  CUDA_ERROR_INVALID_DEVICE = 101,
-  CUDA_ERROR_INVALID_CONTEXT = 201,
-  CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 217,
-  CUDA_ERROR_INVALID_HANDLE = 400,
-  CUDA_ERROR_NOT_FOUND = 500,
-  CUDA_ERROR_NOT_READY = 600,
-  CUDA_ERROR_ILLEGAL_ADDRESS = 700,
-  CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
-  CUDA_ERROR_PEER_ACCESS_NOT_ENABLED = 705,
-  CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
-  CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
-  CUDA_ERROR_NOT_PERMITTED = 800,
-  CUDA_ERROR_NOT_SUPPORTED = 801,
-  CUDA_ERROR_SYSTEM_NOT_READY = 802,
-};
 
 enum : int {
   CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
@@ -111,19 +87,10 @@ static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUmemcpyAttributes) ==
 // Name and exported symbol of each; a symbol with _v2 is what cuda.h makes of the plain name. Those of the
 // second list are null where the driver is older.
 #define MC_CUDA_FUNCTIONS(X)                                                                               \
-  X(cuInit, "cuInit", (unsigned))                                                                          \
   X(cuDriverGetVersion, "cuDriverGetVersion", (int*))                                                      \
-  X(cuGetErrorName, "cuGetErrorName", (CUresult, const char**))                                            \
-  X(cuGetErrorString, "cuGetErrorString", (CUresult, const char**))                                        \
-  X(cuDeviceGetCount, "cuDeviceGetCount", (int*))                                                          \
-  X(cuDeviceGet, "cuDeviceGet", (CUdevice*, int))                                                          \
   X(cuDeviceGetUuid, "cuDeviceGetUuid", (CUuuid*, CUdevice))                                               \
   X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int*, int, CUdevice))                                   \
   X(cuDeviceCanAccessPeer, "cuDeviceCanAccessPeer", (int*, CUdevice, CUdevice))                            \
-  X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CUcontext*, CUdevice))                          \
-  X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (CUdevice))                                 \
-  X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (CUcontext))                                                  \
-  X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (CUcontext*))                                                   \
   X(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", (CUcontext, unsigned))                                 \
   X(cuCtxSynchronize, "cuCtxSynchronize", ())                                                              \
   X(cuStreamCreate, "cuStreamCreate", (CUstream*, unsigned))                                               \

@@ -16,22 +16,6 @@ namespace mooncake::nvlink {
 constexpr int kHost = -1;     // the place of main memory
 constexpr int kUnknown = -2;  // a GPU that this process does not see
 
-// A context is current on this thread while it lives; the one before is current again afterwards.
-class Current {
- public:
-  Current(const Cuda& cuda, CUcontext context) : cuda_(cuda), pushed_(cuda.cuCtxPushCurrent(context) == 0) {}
-  ~Current() {
-    CUcontext popped;
-    if (pushed_) cuda_.cuCtxPopCurrent(&popped);
-  }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-
- private:
-  const Cuda& cuda_;
-  bool pushed_;
-};
-
 class Device {
  public:
   Device(const Cuda& cuda, CUdevice device) : cuda_(cuda), device_(device) {}

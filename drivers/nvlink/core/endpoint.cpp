@@ -23,7 +23,7 @@ Status Endpoint::open(const mc_option* options, size_t count, std::shared_ptr<En
   Options parsed;
   if (Status status = parse_options(options, count, parsed); !status.ok()) return status;
   const Cuda* cuda = nullptr;
-  if (Status status = Cuda::load(parsed.library, cuda); !status.ok()) return status;
+  if (Status status = driver::cuda::load(parsed.library, cuda); !status.ok()) return status;
   auto made = std::make_shared<Endpoint>(parsed, *cuda);
   if (Status status = made->start(); !status.ok()) return status;
   endpoint = std::move(made);

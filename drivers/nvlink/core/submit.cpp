@@ -158,18 +158,12 @@ Status Endpoint::submit_on_stream(void* stream, const mc_op* ops, size_t count, 
 }
 
 Status Endpoint::submit_all(CUstream stream, const mc_op* ops, size_t count, size_t* accepted) {
-  size_t taken = completions_.reserve(count);
   Plan plan(*this);
-  Names names;
-  for (size_t i = 0; i < taken; ++i) {
-    if (Status status = resolve(ops[i], names); !status.ok())
-      complete(ops[i], status);
-    else
-      submit_one(stream, ops[i], names, plan);
-  }
+  Status status = begin_each(ops, count, accepted, [&](const mc_op& op, const Names& names) {
+    submit_one(stream, op, names, plan);
+  });
   plan.launch(stream);
-  *accepted = taken;
-  return taken == count ? Status{} : failed(MC_AGAIN, "the queue is full; fetch completions first");
+  return status;
 }
 
 void Endpoint::submit_one(CUstream stream, const mc_op& op, const Names& names, Plan& plan) {

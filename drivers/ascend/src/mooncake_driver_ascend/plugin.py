@@ -3,44 +3,44 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from mooncake_driver_ascend.options import endpoints, render
 from mooncake_driver_ascend.shim_build import default_shim
-from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl
+from mooncake_transfer.hooks import (
+    Available,
+    DriverInfo,
+    Unavailable,
+    hookimpl,
+    lacking,
+    load_core,
+    load_library,
+)
 
 __all__ = ["find_npus", "load", "mooncake_transfer_drivers", "probe"]
 
+PACKAGE = "mooncake_driver_ascend"
 PRIORITY = 80  # before the network; an NPU and its peer are mostly on different hosts
 LIBRARY = "libascendcl.so"
+REMEDY = "install CANN, and source its set_env.sh in this shell, or name the file with option library"
 REPEATED = 100002  # ACL_ERROR_REPEAT_INITIALIZE
 
 
 def probe(options: Mapping[str, object]) -> Available | Unavailable:
     """Look for CANN's runtime, NPUs, and the shim over HIXL, where the options say."""
-    if sys.platform != "linux":
-        return Unavailable("CANN runs on Linux only")
-    if importlib.util.find_spec("mooncake_driver_ascend._core") is None:
-        return Unavailable(
-            "the compiled core of mooncake-driver-ascend is missing; "
-            "reinstall it, with a C++20 compiler at hand"
-        )
     shim = options.get("shim") or default_shim()
-    return find_npus(str(options.get("library") or LIBRARY), Path(str(shim)))
+    return lacking(PACKAGE, linux="CANN runs on Linux only") or find_npus(
+        str(options.get("library") or LIBRARY), Path(str(shim))
+    )
 
 
 def find_npus(library: str, shim: Path) -> Available | Unavailable:
     """Ask an ACL runtime for its NPUs."""
-    try:
-        acl = ctypes.CDLL(library)
-    except OSError as error:
-        return Unavailable(
-            f"cannot load {library}: {error}; install CANN, and source its set_env.sh in this shell, "
-            "or name the file with option library"
-        )
+    acl = load_library([library], REMEDY)
+    if isinstance(acl, Unavailable):
+        return acl
     if (code := acl.aclInit(None)) not in (0, REPEATED):
         return Unavailable(f"aclInit fails with ACL error {code}; look at npu-smi info and ~/ascend/log")
     count = ctypes.c_uint32()
@@ -57,11 +57,7 @@ def find_npus(library: str, shim: Path) -> Available | Unavailable:
     return Available(tuple(f"npu:{number}" for number in range(count.value)))
 
 
-def load() -> object:
-    """Return the capsule with the driver's C functions."""
-    from mooncake_driver_ascend import _core
-
-    return _core.driver()
+load = partial(load_core, PACKAGE)  # returns the capsule with the driver's C functions
 
 
 @hookimpl

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-import sys
 from collections.abc import Mapping
+from functools import partial
 
 from mooncake_driver_nvlink.options import render
-from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl
+from mooncake_transfer.hooks import (
+    Available,
+    DriverInfo,
+    Unavailable,
+    hookimpl,
+    lacking,
+    load_core,
+    load_library,
+)
 
 __all__ = ["load", "mooncake_transfer_drivers", "probe"]
 
+PACKAGE = "mooncake_driver_nvlink"
 PRIORITY = 90  # before every network; between two processes of one host, shm takes main memory first
 LIBRARY = "libcuda.so.1"
 LEAST_VERSION = 11040  # CUDA 11.4, as in core/library.hpp
@@ -25,22 +33,15 @@ def probe(options: Mapping[str, object]) -> Available | Unavailable:
 
     Makes no context: costs no GPU memory.
     """
-    if sys.platform != "linux":
-        return Unavailable("GPU memory is shared by descriptors over unix sockets, which needs Linux")
-    if importlib.util.find_spec("mooncake_driver_nvlink._core") is None:
-        return Unavailable(
-            "the compiled core of mooncake-driver-nvlink is missing; "
-            "reinstall it, with a C++20 compiler at hand"
-        )
-    return find_gpus(str(options.get("library") or LIBRARY))
+    linux = "GPU memory is shared by descriptors over unix sockets, which needs Linux"
+    return lacking(PACKAGE, linux=linux) or find_gpus(str(options.get("library") or LIBRARY))
 
 
 def find_gpus(library: str) -> Available | Unavailable:
     """Ask a CUDA driver library for its GPUs."""
-    try:
-        cuda = ctypes.CDLL(library)
-    except OSError as error:
-        return Unavailable(f"cannot load {library}: {error}; {DRIVER_REMEDY}")
+    cuda = load_library([library], DRIVER_REMEDY)
+    if isinstance(cuda, Unavailable):
+        return cuda
     number = ctypes.c_int()
     if (code := cuda.cuInit(0)) == NO_DEVICE:
         return Unavailable(
@@ -67,11 +68,7 @@ def _name(cuda: ctypes.CDLL, ordinal: int) -> str:
     return f"cuda:{ordinal}" if failed else f"cuda:{ordinal} {text.value.decode(errors='replace')}"
 
 
-def load() -> object:
-    """Return the capsule with the driver's C functions."""
-    from mooncake_driver_nvlink import _core
-
-    return _core.driver()
+load = partial(load_core, PACKAGE)  # returns the capsule with the driver's C functions
 
 
 @hookimpl

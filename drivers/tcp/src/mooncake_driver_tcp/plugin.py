@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
+from functools import partial
 
 from mooncake_driver_tcp.options import endpoints, render
-from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl
+from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl, lacking, load_core
 
 __all__ = ["load", "mooncake_transfer_drivers", "probe"]
 
+PACKAGE = "mooncake_driver_tcp"
 PRIORITY = 10  # everything faster goes first
 
 
 def probe() -> Available | Unavailable:
     """Look for the compiled core; sockets are everywhere."""
-    if importlib.util.find_spec("mooncake_driver_tcp._core") is None:
-        return Unavailable(
-            "the compiled core of mooncake-driver-tcp is missing; reinstall it, with a C++20 compiler at hand"
-        )
-    return Available(("sockets",))
+    return lacking(PACKAGE) or Available(("sockets",))
 
 
-def load() -> object:
-    """Return the capsule with the driver's C functions."""
-    from mooncake_driver_tcp import _core
-
-    return _core.driver()
+load = partial(load_core, PACKAGE)  # returns the capsule with the driver's C functions
 
 
 @hookimpl

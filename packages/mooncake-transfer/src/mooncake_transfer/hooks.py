@@ -2,22 +2,32 @@
 
 A driver's plugin module, all of it::
 
-    from mooncake_transfer.hooks import Available, DriverInfo, hookimpl
+    from functools import partial
 
-    def load() -> object:
-        from mooncake_driver_x import _core      # only now: describing a driver must not need its hardware
+    from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl, lacking, load_core
 
-        return _core.driver()                    # PyCapsule "mooncake.driver.v1", see abi/mooncake_driver.h
+    PACKAGE = "mooncake_driver_x"                # with _core, whose driver() makes the PyCapsule:
+                                                 # see abi/mooncake_driver.h
+
+    def probe() -> Available | Unavailable:
+        return lacking(PACKAGE) or Available()
 
     @hookimpl
     def mooncake_transfer_drivers() -> list[DriverInfo]:
-        return [DriverInfo("x", frozenset({"dram"}), priority=50, probe=Available, load=load)]
+        load = partial(load_core, PACKAGE)       # describing a driver must not need its hardware
+        return [DriverInfo("x", frozenset({"dram"}), priority=50, probe=probe, load=load)]
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib
+import importlib.util
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pluggy
@@ -25,13 +35,25 @@ import typer
 
 from mooncake_transfer._errors import ConfigError
 
-__all__ = ["Available", "DriverInfo", "EndpointSpec", "RegistryInfo", "Unavailable", "hookimpl", "hookspec"]
+__all__ = [
+    "Available",
+    "DriverInfo",
+    "EndpointSpec",
+    "RegistryInfo",
+    "Unavailable",
+    "hookimpl",
+    "hookspec",
+    "lacking",
+    "load_core",
+    "load_library",
+]
 
 if TYPE_CHECKING:
     from mooncake_transfer.memory import Memory
     from mooncake_transfer.registry.contract import Registry
 
 PROJECT = "mooncake"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
@@ -104,6 +126,40 @@ class DriverInfo:
     trusted_probe: bool = False
     endpoints: Callable[[Mapping[str, object]], Sequence[EndpointSpec] | Unavailable] | None = None
     allocate: Callable[[Mapping[str, object], str, int], Memory] | None = None
+
+
+def load_core(package: str) -> object:
+    """Return the capsule with the C functions of a compiled driver, of ``driver()`` in its ``_core``."""
+    return importlib.import_module(f"{package}._core").driver()
+
+
+def lacking(package: str, *, linux: str = "", boot_id: str = "") -> Unavailable | None:
+    """Say what a compiled driver lacks on this machine; None: nothing that can be told without its hardware.
+
+    ``linux``: why it runs there only, ``boot_id``: what it reads the kernel's for, each for people; empty: it
+    does not need that.
+    """
+    if linux and sys.platform != "linux":
+        return Unavailable(linux)
+    if boot_id and not os.access(BOOT_ID, os.R_OK):
+        return Unavailable(f"cannot read {BOOT_ID}, {boot_id}; mount /proc")
+    if importlib.util.find_spec(f"{package}._core") is None:
+        return Unavailable(
+            f"the compiled core of {package.replace('_', '-')} is missing; "
+            "reinstall it, with a C++20 compiler at hand"
+        )
+    return None
+
+
+def load_library(names: Sequence[str], remedy: str) -> ctypes.CDLL | Unavailable:
+    """Load the first of these files of a vendor that the loader finds, as a core does."""
+    reasons = []
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError as error:
+            reasons.append(str(error))
+    return Unavailable(f"cannot load {names[0]}: {'; '.join(reasons)}; {remedy}")
 
 
 @hookspec
