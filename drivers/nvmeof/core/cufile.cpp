@@ -1,11 +1,8 @@
 #include "cufile.hpp"
 
-#include <memory>
-#include <mutex>
 #include <string>
 
 #include "support/library.hpp"
-#include "support/os.hpp"
 
 namespace mooncake::nvmeof::cufile {
 namespace {
@@ -14,25 +11,6 @@ constexpr const char* kCudaRemedy = "install NVIDIA's driver, or leave the optio
 constexpr const char* kFileRemedy =
     "install GPUDirect Storage (package libcufile of the CUDA toolkit, or pip install nvidia-cufile and "
     "LD_LIBRARY_PATH), or leave the option gpudirect off";
-
-// cuFile is asked last: on a machine without a GPU its own opening may not come back.
-Status open_cuda(Library& all) {
-  driver::Library cuda;
-  Status status = cuda.open({"libcuda.so.1"}, kCudaRemedy);
-  if (status.ok()) status = cuda.require("cuInit", &all.cuInit);
-  if (status.ok()) status = cuda.require("cuDeviceGetCount", &all.cuDeviceGetCount);
-  if (status.ok()) status = cuda.require("cuDeviceGet", &all.cuDeviceGet);
-  if (status.ok()) status = cuda.require("cuDevicePrimaryCtxRetain", &all.cuDevicePrimaryCtxRetain);
-  if (status.ok()) status = cuda.require("cuDevicePrimaryCtxRelease_v2", &all.cuDevicePrimaryCtxRelease);
-  if (status.ok()) status = cuda.require("cuCtxPushCurrent_v2", &all.cuCtxPushCurrent);
-  if (status.ok()) status = cuda.require("cuCtxPopCurrent_v2", &all.cuCtxPopCurrent);
-  if (!status.ok()) return status;
-  int devices = 0, error = all.cuInit(0);
-  if (error == 0) error = all.cuDeviceGetCount(&devices);
-  if (error == 0 && devices > 0) return {};
-  return failed(MC_UNSUPPORTED, "libcuda finds no GPU (CUDA error " + std::to_string(error) +
-                                    "); check nvidia-smi and CUDA_VISIBLE_DEVICES");
-}
 
 Status open_cufile(Library& all) {
   driver::Library file;
@@ -60,24 +38,13 @@ Status open_cufile(Library& all) {
   return failed(MC_UNSUPPORTED, why);
 }
 
-struct Loaded {
-  std::mutex mutex;
-  const Library* library = nullptr;
-};
-
 }  // namespace
 
-Status Library::load(const Library*& library) {
-  auto& [mutex, loaded] = driver::of_this_process<Loaded>();
-  std::lock_guard lock(mutex);
-  if (loaded == nullptr) {
-    auto made = std::make_unique<Library>();
-    if (Status status = open_cuda(*made); !status.ok()) return status;
-    if (Status status = open_cufile(*made); !status.ok()) return status;
-    loaded = made.release();
-  }
-  library = loaded;
-  return {};
+Status Library::load(const std::string& cuda) {
+  driver::Library first;
+  // cuFile is asked last: on a machine without a GPU its own opening may not come back.
+  if (Status status = open(cuda, kCudaRemedy, first); !status.ok()) return status;
+  return open_cufile(*this);
 }
 
 std::string words(const char* what, Error error) {

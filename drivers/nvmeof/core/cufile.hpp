@@ -1,5 +1,5 @@
-// The part of cuFile (libcufile.so.0) and of the CUDA driver API that is used here. Declared here, so that
-// the wheel is built without NVIDIA's headers and runs without its libraries.
+// The part of cuFile (libcufile.so.0) that is used here, and CUDA. Declared here, so that the wheel is built
+// without NVIDIA's headers and runs without its libraries.
 #pragma once
 
 #include <sys/types.h>
@@ -7,8 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
+#include <string>
 
 #include "os.hpp"
+#include "support/cuda.hpp"
 
 namespace mooncake::nvmeof::cufile {
 
@@ -56,15 +58,7 @@ constexpr int32_t kCancelled = 0x08, kComplete = 0x10;
 constexpr int32_t kOver =
     0x04 | kCancelled | kComplete | 0x20 | 0x40;  // invalid, cancelled, done, timed out, failed
 
-struct Library {
-  int (*cuInit)(unsigned) = nullptr;
-  int (*cuDeviceGetCount)(int*) = nullptr;
-  int (*cuDeviceGet)(int*, int) = nullptr;
-  int (*cuDevicePrimaryCtxRetain)(void**, int) = nullptr;
-  int (*cuDevicePrimaryCtxRelease)(int) = nullptr;
-  int (*cuCtxPushCurrent)(void*) = nullptr;
-  int (*cuCtxPopCurrent)(void**) = nullptr;
-
+struct Library : driver::cuda::Cuda {
   Error (*cuFileDriverOpen)() = nullptr;
   Error (*cuFileHandleRegister)(void**, Description*) = nullptr;
   void (*cuFileHandleDeregister)(void*) = nullptr;
@@ -81,27 +75,9 @@ struct Library {
   void (*cuFileBatchIODestroy)(void*) = nullptr;
   bool batches() const { return cuFileBatchIODestroy != nullptr; }
 
-  // Loads both libraries and opens cuFile, once in a process, and for good: others in it may use cuFile too.
-  // MC_UNSUPPORTED says what is missing.
-  static Status load(const Library*& library);
-};
-
-// Has a context be the thread's own while this lives: the thread may be one of the application, with another.
-class InContext {
- public:
-  InContext(const Library& library, void* context)
-      : library_(library), error_(library.cuCtxPushCurrent(context)) {}
-  InContext(const InContext&) = delete;
-  InContext& operator=(const InContext&) = delete;
-  ~InContext() {
-    void* popped = nullptr;
-    if (error_ == 0) library_.cuCtxPopCurrent(&popped);
-  }
-  int error() const { return error_; }  // of CUDA; 0: none
-
- private:
-  const Library& library_;
-  const int error_;
+  // Loads both libraries and opens cuFile. MC_UNSUPPORTED says what is missing. For driver::cuda::load():
+  // once in a process, and for good, as others in it may use cuFile too.
+  Status load(const std::string& cuda);
 };
 
 // "cuFileHandleRegister: cuFile error 5008 (CUDA 0)"

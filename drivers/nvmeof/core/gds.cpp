@@ -41,7 +41,7 @@ struct Gds::Batch {
 
 Status Gds::open(uint32_t workers, bool durable, Finished finished, std::unique_ptr<Gds>& gds) {
   const cufile::Library* library = nullptr;
-  if (Status status = cufile::Library::load(library); !status.ok()) return status;
+  if (Status status = driver::cuda::load("", library); !status.ok()) return status;
   gds.reset(new Gds(*library, workers, durable, std::move(finished)));
   return {};
 }
@@ -55,16 +55,16 @@ Status Gds::add_memory(Region& region, int device) {
   if (error != 0)
     return failed(MC_UNSUPPORTED, "GPU " + std::to_string(device) + " cannot be used (CUDA error " +
                                       std::to_string(error) + ")");
-  cufile::InContext in(library_, region.gpu.context);
+  driver::cuda::Current in(library_, region.gpu.context);
   region.gpu.pinned =
-      in.error() == 0 && library_.cuFileBufRegister(region.memory, region.length, 0).code == cufile::kSuccess;
+      in.pushed() && library_.cuFileBufRegister(region.memory, region.length, 0).code == cufile::kSuccess;
   return {};
 }
 
 void Gds::remove_memory(Region& region) {
   if (region.gpu.context == nullptr) return;
   {
-    cufile::InContext in(library_, region.gpu.context);
+    driver::cuda::Current in(library_, region.gpu.context);
     if (std::exchange(region.gpu.pinned, false)) library_.cuFileBufDeregister(region.memory);
   }
   library_.cuDevicePrimaryCtxRelease(region.gpu.device);
@@ -125,7 +125,7 @@ void Gds::work() {
   for (;;) {
     std::vector<Piece*> pieces = take();
     if (pieces.empty()) return;
-    cufile::InContext in(library_, pieces[0]->job->local->gpu.context);
+    driver::cuda::Current in(library_, pieces[0]->job->local->gpu.context);
     if (pieces.size() > 1 && !batch) batch = std::make_unique<Batch>(library_);
     if (pieces.size() == 1 || batch->handle == nullptr) {
       for (Piece* piece : pieces) finished_(*piece, run(*piece));

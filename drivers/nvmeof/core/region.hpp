@@ -14,6 +14,7 @@
 
 #include "device.hpp"
 #include "os.hpp"
+#include "support/cuda.hpp"
 #include "support/keys.hpp"
 
 namespace mooncake::nvmeof {
@@ -51,7 +52,7 @@ struct BufferSlots {
 
 // Where a region of GPU memory lies, for cuFile.
 struct GpuPlace {
-  void* context = nullptr;
+  driver::cuda::CUcontext context = nullptr;
   int device = 0;
   bool pinned = false;
 };

@@ -46,6 +46,18 @@ API(cuGetErrorName)(int error, const char** name) {
                                      : "CUDA_SUCCESS";
   return kSuccess;
 }
+API(cuGetErrorString)(int, const char** words) {
+  *words = "";
+  return kSuccess;
+}
+API(cuDeviceGetCount)(int* count) {
+  *count = 1;
+  return kSuccess;
+}
+API(cuDeviceGet)(int* device, int ordinal) {
+  *device = ordinal;
+  return ordinal == 0 ? kSuccess : kInvalidValue;
+}
 API(cuDeviceGetAttribute)(int* value, int attribute, int device) {
   *value = attribute == 124 && supported;
   return device == 0 ? kSuccess : kInvalidValue;
