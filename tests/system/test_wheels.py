@@ -83,7 +83,7 @@ WAYS: dict[str, Callable[[Path], Way] | None] = {
 MISSING = {
     "ascend": "libascendcl.so.*install CANN",
     "cxl": "it has no pool: set driver_options",
-    "efa": "no EFA device .* option provider|cannot load libfabric .*; install libfabric 1.17 or newer",
+    "efa": "no EFA device .* option provider|cannot load libfabric.*; install libfabric 1.17 or newer",
     "nixl": r'NIXL is not installed; pip install "mooncake-driver-nixl\[cu12\]"',
     "nvlink": "libcuda.so.1.*install NVIDIA's driver|shows no GPU; look at nvidia-smi",
     "verbs": "no RDMA.*load the module|install|raise it",

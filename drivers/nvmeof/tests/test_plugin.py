@@ -29,7 +29,7 @@ def test_describing_the_driver_does_not_load_its_core() -> None:
 
 
 def test_a_system_without_proc_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(plugin, "BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr("mooncake_transfer.hooks.BOOT_ID", tmp_path / "boot_id")
     found = plugin.probe()
     assert isinstance(found, Unavailable)
     assert "mount /proc" in found.reason

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from mooncake_driver_efa.options import endpoints, render
-from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl
+from mooncake_transfer.hooks import (
+    Available,
+    DriverInfo,
+    Unavailable,
+    hookimpl,
+    lacking,
+    load_core,
+    load_library,
+)
 
 __all__ = ["find_libfabric", "load", "mooncake_transfer_drivers", "probe"]
 
+PACKAGE = "mooncake_driver_efa"
 PRIORITY = 60  # after what stays on one host, before sockets
 LIBRARIES = ("libfabric.so.1", "/opt/amazon/efa/lib64/libfabric.so.1", "/opt/amazon/efa/lib/libfabric.so.1")
 LEAST = (1, 17)  # as in core/fabric.cpp
@@ -22,25 +31,14 @@ REMEDY = (
 
 def probe(options: Mapping[str, object]) -> Available | Unavailable:
     """Look for the compiled core, and for libfabric where the options say."""
-    if importlib.util.find_spec("mooncake_driver_efa._core") is None:
-        return Unavailable(
-            "the compiled core of mooncake-driver-efa is missing; reinstall it, with a C++20 compiler at hand"
-        )
     named = options.get("library")
-    return find_libfabric((str(named),) if named else LIBRARIES)
+    return lacking(PACKAGE) or find_libfabric((str(named),) if named else LIBRARIES)
 
 
 def find_libfabric(names: Sequence[str]) -> Available | Unavailable:
     """Take the first of these files that loads, as the core does, and look at its version."""
-    reasons = []
-    for name in names:
-        try:
-            library = ctypes.CDLL(name)
-        except OSError as error:
-            reasons.append(str(error))
-        else:
-            return _judged(name, library)
-    return Unavailable(f"cannot load libfabric ({'; '.join(reasons)}); {REMEDY}")
+    library = load_library(names, REMEDY)
+    return library if isinstance(library, Unavailable) else _judged(library._name, library)
 
 
 def _judged(name: str, library: ctypes.CDLL) -> Available | Unavailable:
@@ -55,11 +53,7 @@ def _judged(name: str, library: ctypes.CDLL) -> Available | Unavailable:
     return Available((f"{name} {version}",))
 
 
-def load() -> object:
-    """Return the capsule with the driver's C functions."""
-    from mooncake_driver_efa import _core
-
-    return _core.driver()
+load = partial(load_core, PACKAGE)  # returns the capsule with the driver's C functions
 
 
 @hookimpl

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
-from pathlib import Path
+from functools import partial
 
 from mooncake_driver_nvmeof.options import render
-from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl
+from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl, lacking, load_core
 
 __all__ = ["load", "mooncake_transfer_drivers", "probe"]
 
+PACKAGE = "mooncake_driver_nvmeof"
 PRIORITY = 30  # nothing else takes files, and it takes no memory of peers
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def probe() -> Available | Unavailable:
     """Look for what the driver needs of the system: Linux, its /proc, and the compiled core."""
-    if sys.platform != "linux":
-        return Unavailable("the nvmeof driver needs Linux")
-    if not os.access(BOOT_ID, os.R_OK):
-        return Unavailable(f"cannot read {BOOT_ID}, which tells hosts apart; mount /proc")
-    if importlib.util.find_spec("mooncake_driver_nvmeof._core") is None:
-        return Unavailable(
-            "the compiled core of mooncake-driver-nvmeof is missing; "
-            "reinstall it, with a C++20 compiler at hand"
-        )
-    return Available(("files and block devices",))
+    found = lacking(PACKAGE, linux="the nvmeof driver needs Linux", boot_id="which tells hosts apart")
+    return found or Available(("files and block devices",))
 
 
-def load() -> object:
-    """Return the capsule with the driver's C functions."""
-    from mooncake_driver_nvmeof import _core
-
-    return _core.driver()
+load = partial(load_core, PACKAGE)  # returns the capsule with the driver's C functions
 
 
 @hookimpl

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import resource
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from mooncake_driver_verbs.devices import Port, ports, reason_for_none
 from mooncake_driver_verbs.opened import Opened, is_installed, open_devices
 from mooncake_driver_verbs.options import endpoints, render
-from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl
+from mooncake_transfer.hooks import Available, DriverInfo, Unavailable, hookimpl, lacking, load_core
 
 __all__ = ["load", "mooncake_transfer_drivers", "probe"]
 
+PACKAGE = "mooncake_driver_verbs"
 PRIORITY = 60  # after what stays within a host, before sockets
 LIBRARY = "libibverbs.so.1"
 LOADER_CACHE = Path("/etc/ld.so.cache")
@@ -28,10 +29,8 @@ def probe(options: Mapping[str, object]) -> Available | Unavailable:
     A library that the options name may know devices that sysfs does not (``options.endpoints_of``), so it is
     only looked for.
     """
-    if importlib.util.find_spec("mooncake_driver_verbs._core") is None:
-        return Unavailable(
-            "the compiled core of mooncake-driver-verbs is missing; reinstall it, with a C++20 compiler there"
-        )
+    if missing := lacking(PACKAGE):
+        return missing
     library = str(options.get("library") or "")
     reason = _missing(library) if library else reason_for_none() or _not_installed(LIBRARY)
     if reason:
@@ -95,11 +94,7 @@ def _may_lock_anything() -> bool:
     return False
 
 
-def load() -> object:
-    """Return the capsule with the driver's C functions."""
-    from mooncake_driver_verbs import _core
-
-    return _core.driver()
+load = partial(load_core, PACKAGE)  # returns the capsule with the driver's C functions
 
 
 @hookimpl
