@@ -5,6 +5,7 @@
     ConductorError
     ├─ ConfigError
     ├─ ListenFailed
+    ├─ TraceUnreadable
     ├─ WorkerError     ─ WorkerUnreachable · WorkerTimeout · WorkerRefused · KvTransferFailed
     └─ RequestRejected ─ InvalidRequest (BodyTooLarge) · ModelUnknown · NoWorker
 
@@ -27,6 +28,10 @@ class ConfigError(ConductorError, ValueError):
 
 class ListenFailed(ConductorError):
     """The address to serve on cannot be had: taken, or not of this machine."""
+
+
+class TraceUnreadable(ConductorError, ValueError):
+    """A file is no trace of the format that was asked for."""
 
 
 class WorkerError(ConductorError):

@@ -101,6 +101,7 @@ class Worker:
             role=self.described.role,
             matched_tokens=matched_tokens,
             queued_tokens=self.queued_tokens,
+            requests=self.requests,
             last_used=self.last_used,
         )
 

@@ -19,6 +19,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         role: a worker of role ``both`` that is chosen for prefill serves the whole request.
         matched_tokens: leading tokens of the prompt that its cache holds.
         queued_tokens: tokens of work it has been given and not finished.
+        requests: requests that it has been given and not finished.
         last_used: grows with every placement in the cluster; 0 for a worker that was never chosen.
     """
 
@@ -26,6 +27,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     matched_tokens: int = 0
     queued_tokens: int = 0
+    requests: int = 0
     last_used: int = 0
 
 

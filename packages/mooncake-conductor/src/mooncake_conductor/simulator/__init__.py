@@ -1,0 +1,1 @@
+"""Simulates a cluster that serves a trace, with the policies that the conductor runs."""
