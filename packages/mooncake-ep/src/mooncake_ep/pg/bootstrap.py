@@ -17,7 +17,7 @@ from mooncake_ep.pg import shared_bootstrap
 from mooncake_ep.pg.engine import GroupEngine
 from mooncake_ep.pg.errors import GroupTimeout, GroupUnavailable
 from mooncake_ep.pg.options import SHARED, WIRE, MooncakeBackendOptions
-from mooncake_ep.pg.wire.bootstrap import found_between_hosts, reach_between_hosts
+from mooncake_ep.pg.wire.bootstrap import Place, found_between_hosts, reach_between_hosts
 from mooncake_ep.pg.work import error_of
 
 __all__ = ["make_engine"]
@@ -36,7 +36,7 @@ def make_engine(
         if options.is_extension:
             store.wait(["engine"], timeout)
             if store.get("engine").decode() == WIRE:
-                return reach_between_hosts(store, rank, capacity, options.host, timeout)
+                return reach_between_hosts(store, rank, capacity, Place(host_name(), options.host), timeout)
             return shared_bootstrap.found_by(store, rank, capacity, host_name(), deadline)
         members = options.first_members(size)
         if rank not in members:
@@ -47,7 +47,9 @@ def make_engine(
         kind = _kind(store, rank, members, options.engine, timeout)
         engine: GroupEngine
         if kind == WIRE:
-            engine = found_between_hosts(store, rank, members, capacity, options.host, timeout)
+            engine = found_between_hosts(
+                store, rank, members, capacity, Place(host_name(), options.host), timeout
+            )
         else:
             engine = shared_bootstrap.gathered(store, rank, members, capacity, host_name(), deadline)
     except dist.DistStoreError as error:
@@ -56,6 +58,8 @@ def make_engine(
     if failure is not None:
         engine.close()
         raise failure
+    if rank == members[0]:
+        store.set("engine", kind)  # now that all can be found by whoever comes later
     return engine
 
 
@@ -74,8 +78,6 @@ def _kind(store: Any, rank: int, members: list[int], asked: str | None, timeout:
             "the ranks are on several hosts, or in several PID or network namespaces, and cannot share "
             "memory; leave out engine='shared'"
         )
-    if rank == members[0]:
-        store.set("engine", kind)
     return kind
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from mooncake_ep.pg.wire.faults import Point
 from mooncake_ep.pg.wire.group import Attempt, Group
+from mooncake_ep.pg.wire.hierarchy import Hierarchy
 from mooncake_ep.pg.wire.links import LARGEST
 from mooncake_ep.pg.wire.memory import Scratch, copy_into, parts_of, tensor_of, view_at
 from mooncake_ep.pg.wire.outcome import Code, Stop
 from mooncake_ep.pg.wire.reduction import Reduction, reduce_into
+from mooncake_ep.pg.wire.shares import shares_of
 
 __all__ = ["INLINE", "Collectives", "Span"]
 
 Span = tuple[int, int]  # address and bytes
 INLINE = 16 << 10  # bytes that go with the announcement of an operation
-_LINE = 64
 _BARRIER, _ALL_REDUCE, _REDUCE, _REDUCE_SCATTER, _ALL_GATHER, _GATHER, _BROADCAST, _SCATTER, _ALL_TO_ALL = (
     range(16, 25)
 )
@@ -31,13 +31,6 @@ def sign(kind: int, *values: int) -> int:
     return number
 
 
-def shares_of(count: int, parts: int, itemsize: int) -> list[tuple[int, int]]:
-    """Cut `count` elements into whole cache lines for each of `parts`: begin and end in bytes."""
-    line = max(_LINE // itemsize, 1)
-    each = math.ceil(math.ceil(count / parts) / line) * line
-    return [(min(i * each, count) * itemsize, min((i + 1) * each, count) * itemsize) for i in range(parts)]
-
-
 def missing_root(root: int, what: str) -> Stop:
     """Return the end of an operation whose root is gone."""
     return Stop(
@@ -48,8 +41,9 @@ def missing_root(root: int, what: str) -> Stop:
 class Collectives:
     """Each returns who contributed. What was to come from anybody else is filled with zeros."""
 
-    def __init__(self, group: Group, capacity: int) -> None:
+    def __init__(self, group: Group, capacity: int, hierarchy: Hierarchy) -> None:
         self._group = group
+        self._hierarchy = hierarchy
         self._capacity = capacity
         self._scratch = Scratch()
 
@@ -61,14 +55,27 @@ class Collectives:
         """Reduce in place."""
         nbytes = count * reduction.itemsize
         mine = view_at(data, nbytes)
-        out = self._scratch.take("out", nbytes)
         short = nbytes <= INLINE
+        kept, out = mine, mine
 
         def attempt(current: Attempt) -> None:
+            nonlocal kept, out
+            hosts = (
+                None
+                if short or not self._hierarchy.fits(reduction, nbytes)
+                else self._hierarchy.hosts(current)
+            )
+            if hosts is not None:
+                if kept is mine:
+                    kept = self._hierarchy.keep(mine)
+                out = mine
+                self._hierarchy.reduce(current, hosts, reduction, mine, count)
+                return
+            out = self._scratch.take("out", nbytes)
             if short or not current.others:
-                self._reduce_openings(current, reduction, mine, out)
+                self._reduce_openings(current, reduction, kept, out)
             else:
-                self._reduce_shares(current, reduction, mine, out, count)
+                self._reduce_shares(current, reduction, kept, out, count)
 
         view = self._group.run(
             sign(_ALL_REDUCE, reduction.number, nbytes),

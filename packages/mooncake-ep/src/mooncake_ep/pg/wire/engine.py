@@ -13,11 +13,13 @@ from mooncake_ep.pg.wire.collectives import Collectives, Span
 from mooncake_ep.pg.wire.frames import Header, Kind, Lane
 from mooncake_ep.pg.wire.greeting import Address
 from mooncake_ep.pg.wire.group import Group
+from mooncake_ep.pg.wire.hierarchy import Hierarchy
 from mooncake_ep.pg.wire.members import Members, new_life
 from mooncake_ep.pg.wire.messages import Messages
+from mooncake_ep.pg.wire.neighbours import Outbox
 from mooncake_ep.pg.wire.outcome import Code, Outcome, Stop
 from mooncake_ep.pg.wire.reduction import Reduction
-from mooncake_ep.pg.wire.sockets import SocketLinks
+from mooncake_ep.pg.wire.sockets import Identity, SocketLinks
 
 __all__ = ["WireEngine"]
 
@@ -29,14 +31,17 @@ _LOOK_S = 0.05
 class WireEngine:
     """See the stub of `_core.GroupEngine`; what a call returns is an `Outcome`, or None as there."""
 
-    def __init__(self, capacity: int, rank: int, secret: bytes, hosts: tuple[str, ...]) -> None:
+    def __init__(self, capacity: int, rank: int, secret: bytes, hosts: tuple[str, ...], host: str) -> None:
         life = new_life()
         self.capacity = capacity
         self._rank = rank
         self._group = group = Group(rank, View(0, 0, ((rank, life),)))
-        self._collectives = Collectives(group, capacity)
-        self._messages = Messages(group, capacity)
+        self._outbox = Outbox(host)
         self._members = Members(group, life)
+        self._collectives = Collectives(
+            group, capacity, Hierarchy(group, self._outbox, self._members.lent_by)
+        )
+        self._messages = Messages(group, capacity)
         self._running = threading.RLock()
         self._tasks: deque[tuple[int, Work, float]] = deque()
         self._results: dict[int, Outcome] = {}
@@ -45,7 +50,7 @@ class WireEngine:
         self._worker: threading.Thread | None = None
         self._closed = False
         self._owner = os.getpid()
-        group.links = SocketLinks(rank, life, secret, hosts, group.lock, self)
+        group.links = SocketLinks(Identity(rank, life, secret, hosts, self._outbox.lent), group.lock, self)
 
     # What the links tell; see links.Receiver.
 
@@ -314,6 +319,7 @@ class WireEngine:
             self._group.agreement.fenced = True
             self._group.changed.notify_all()
         self._group.links.close()
+        self._outbox.close()
 
     @property
     def members(self) -> list[int]:

@@ -7,11 +7,22 @@ import fcntl
 import socket
 import struct
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mooncake_ep.pg.wire.frames import Lane
+from mooncake_ep.pg.wire.neighbours import Lent
 
-__all__ = ["GREETING", "Address", "Greeting", "answer", "dial", "listening", "own_hosts", "tune"]
+__all__ = [
+    "GREETING",
+    "Address",
+    "Greeting",
+    "address_of",
+    "answer",
+    "dial",
+    "listening",
+    "own_hosts",
+    "tune",
+]
 
 GREETING = struct.Struct("<8s16sIIQ")
 ANSWER = struct.Struct("<B7xQ")
@@ -23,11 +34,18 @@ _UNACKNOWLEDGED_MS = 1000  # after which the system takes the other host, or the
 
 
 class Address(NamedTuple):
-    """Where a process listens: hosts to be tried in order, and a port."""
+    """Where a process listens: hosts to be tried in order, and a port; and what it lends on its host."""
 
     life: int
     hosts: tuple[str, ...]
     port: int
+    lent: Lent
+
+
+def address_of(told: list[Any]) -> Address:
+    """Return an address as it comes out of JSON."""
+    life, hosts, port, lent = told
+    return Address(life, tuple(hosts), port, Lent(*lent))
 
 
 class Greeting(NamedTuple):

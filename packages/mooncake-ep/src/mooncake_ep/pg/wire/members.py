@@ -11,8 +11,9 @@ from mooncake_ep.pg.wire.agreement import View
 from mooncake_ep.pg.wire.collectives import sign
 from mooncake_ep.pg.wire.faults import Point
 from mooncake_ep.pg.wire.frames import Kind, Lane, pack
-from mooncake_ep.pg.wire.greeting import Address
+from mooncake_ep.pg.wire.greeting import Address, address_of
 from mooncake_ep.pg.wire.group import Attempt, Group, Life
+from mooncake_ep.pg.wire.neighbours import Lent
 from mooncake_ep.pg.wire.outcome import Code, Stop
 
 __all__ = ["Members", "new_life"]
@@ -47,8 +48,8 @@ class Members:
     def learn(self, source: int, payload: bytes) -> None:
         """Take over what another process knows of others; guests are told of each other."""
         news = False
-        for text, (life, hosts, port) in json.loads(payload).items():
-            rank, address = int(text), Address(life, tuple(hosts), port)
+        for text, told in json.loads(payload).items():
+            rank, address = int(text), address_of(told)
             known = self.book.get(rank)
             if known == address or rank == self._group.rank:
                 continue
@@ -59,6 +60,14 @@ class Members:
             for rank in self._group.links.ranks():
                 if rank not in self._group.agreement.view.members:
                     self.tell(rank)
+
+    def lent_by(self, rank: int) -> Lent | None:
+        """Return what a member lends to its host; None when its address is not that of the member."""
+        life = dict(self._group.agreement.view.lives).get(rank)
+        if rank == self._group.rank:
+            return self._group.links.address().lent
+        address = self.book.get(rank)
+        return address.lent if address is not None and address.life == life else None
 
     def _connect(self, ranks: Sequence[int], deadline: float) -> None:
         for rank in ranks:

@@ -44,6 +44,19 @@ class Reduction:
         self.number = (kind * 64 + op) * 2048
         self.wide = torch.float32 if self.dtype in _HALVES else self.dtype
 
+    def within(self) -> Reduction:
+        """Return the reduction of a part of the sources: of an average, the sum."""
+        return self if self.op != _AVG else Reduction(TYPES[self.dtype], _SUM, 1.0)
+
+    def across(self) -> Reduction:
+        """Return the reduction of what came of several parts."""
+        return self if self.op not in (_AVG, _PREMUL_SUM) else Reduction(TYPES[self.dtype], _SUM, 1.0)
+
+    def finish(self, total: torch.Tensor, sources: int) -> None:
+        """Make the result of what `across` brought."""
+        if self.op == _AVG and self.dtype is not torch.bool:
+            total.div_(sources, rounding_mode=None if self.dtype.is_floating_point else "trunc")
+
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
@@ -66,8 +79,7 @@ def reduce_into(reduction: Reduction, out: torch.Tensor, sources: Sequence[torch
         total.copy_(first)
     for source in rest[1:]:
         combine(total, source, out=total)
-    if op == _AVG and dtype is not torch.bool:
-        total.div_(len(sources), rounding_mode=None if dtype.is_floating_point else "trunc")
+    reduction.finish(total, len(sources))
     if total is not out:
         out.copy_(total)
 

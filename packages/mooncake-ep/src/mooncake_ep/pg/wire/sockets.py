@@ -9,15 +9,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from mooncake_ep.pg.wire.frames import Kind, Lane, header
 from mooncake_ep.pg.wire.greeting import GREETING, Address, Greeting, answer, dial, listening, tune
 from mooncake_ep.pg.wire.links import Receiver
+from mooncake_ep.pg.wire.neighbours import Lent
 from mooncake_ep.pg.wire.stream import TURN_BYTES, Stream
 
-__all__ = ["BEAT_S", "SocketLinks"]
+__all__ = ["Identity", "SocketLinks"]
 
-BEAT_S = 0.1
+_BEAT_S = 0.1
 _ASLEEP_S = 1.0  # a pause of this thread after which nobody else can be called silent
 _OTHER_LANES_S = 1.0  # the control lane of a process that has gone ends that soon after the others
 _CLOSING_S = 1.0
@@ -34,20 +36,22 @@ class _Peer:
         self.doubted = 0.0  # since when one of its lanes has ended
 
 
+@dataclass
+class Identity:
+    """Who this process is: its rank and number, what only the group knows, where it is and what it lends."""
+
+    rank: int
+    life: int
+    secret: bytes
+    hosts: tuple[str, ...]
+    lent: Lent
+
+
 class SocketLinks:
     """`links.Links` over sockets. `lock` is the engine's."""
 
-    def __init__(
-        self,
-        rank: int,
-        life: int,
-        secret: bytes,
-        hosts: tuple[str, ...],
-        lock: threading.RLock,
-        receiver: Receiver,
-    ) -> None:
-        """`hosts`: addresses of this host, as others may reach it."""
-        self._rank, self._own_life, self._secret = rank, life, secret
+    def __init__(self, own: Identity, lock: threading.RLock, receiver: Receiver) -> None:
+        self._own = own
         self._lock, self._receiver = lock, receiver
         self._peers: dict[int, _Peer] = {}
         self._greeted: dict[tuple[int, int], dict[Lane, socket.socket]] = {}
@@ -56,7 +60,7 @@ class SocketLinks:
         self._again: set[Stream] = set()  # to be read although nothing new may have come
         self._selector = selectors.DefaultSelector()
         self._listener = listening()
-        self._hosts, self._port = hosts, int(self._listener.getsockname()[1])
+        self._port = int(self._listener.getsockname()[1])
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -144,7 +148,7 @@ class SocketLinks:
                         stream.flush()
             for rank in list(self._peers):
                 self.cut(rank)
-        self._wake()
+            self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSING_S)
 
@@ -152,11 +156,11 @@ class SocketLinks:
 
     def renew(self, life: int) -> None:
         """See `Links`."""
-        self._own_life = life
+        self._own.life = life
 
     def address(self) -> Address:
         """See `Links`."""
-        return Address(self._own_life, self._hosts, self._port)
+        return Address(self._own.life, self._own.hosts, self._port, self._own.lent)
 
     def connect(self, rank: int, address: Address, deadline: float) -> bool:
         """See `Links`. Of two that connect to each other at once, the higher rank's connection counts."""
@@ -166,7 +170,7 @@ class SocketLinks:
             self._dialling.add(rank)
         made = None
         try:
-            made = dial(address, self._rank, self._own_life, self._secret, deadline)
+            made = dial(address, self._own.rank, self._own.life, self._own.secret, deadline)
         finally:
             with self._lock:
                 self._dialling.discard(rank)
@@ -199,15 +203,15 @@ class SocketLinks:
             said = connection.recv(GREETING.size)  # one segment
         except OSError:
             said = b""
-        greeting = Greeting.unpack(said, self._secret) if len(said) == GREETING.size else None
+        greeting = Greeting.unpack(said, self._own.secret) if len(said) == GREETING.size else None
         if greeting is None or not self._welcome(greeting):
             with contextlib.suppress(OSError):
-                connection.send(answer(self._own_life, accepted=False))
+                connection.send(answer(self._own.life, accepted=False))
             connection.close()
             return
         tune(connection, greeting.lane)
         with contextlib.suppress(OSError):
-            connection.send(answer(self._own_life, accepted=True))
+            connection.send(answer(self._own.life, accepted=True))
         lanes = self._greeted.setdefault((greeting.rank, greeting.life), {})
         lanes[greeting.lane] = connection
         if len(lanes) == len(Lane):
@@ -215,9 +219,9 @@ class SocketLinks:
             self._add(greeting.rank, greeting.life, [lanes[lane] for lane in Lane])
 
     def _welcome(self, greeting: Greeting) -> bool:
-        if greeting.rank in self._dialling and self._rank > greeting.rank:
+        if greeting.rank in self._dialling and self._own.rank > greeting.rank:
             return False
-        return self.life(greeting.rank) != greeting.life and greeting.rank != self._rank
+        return self.life(greeting.rank) != greeting.life and greeting.rank != self._own.rank
 
     # The thread.
 
@@ -239,7 +243,7 @@ class SocketLinks:
                 self._looks += 1
                 if now >= next_beat:
                     self._beat(now)
-                    next_beat = now + BEAT_S
+                    next_beat = now + _BEAT_S
         with self._lock:
             self._shut()
 
@@ -323,8 +327,8 @@ class SocketLinks:
         stream.connection.close()
 
     def _wake(self) -> None:
-        if threading.current_thread() is not self._thread:
-            with contextlib.suppress(BlockingIOError):
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
+            with contextlib.suppress(OSError):  # it has been woken, or ends just now
                 os.write(self._wake_write, b"w")
 
     def _shut(self) -> None:
