@@ -56,26 +56,30 @@ class Collectives:
         nbytes = count * reduction.itemsize
         mine = view_at(data, nbytes)
         short = nbytes <= INLINE
-        kept, out = mine, mine
+        kept = mine  # where the input is, also when an attempt has written to `mine`
+        sources, whole = [mine], False  # what the result is made of; `whole`: it is the first of them
 
         def attempt(current: Attempt) -> None:
-            nonlocal kept, out
-            hosts = (
-                None
-                if short or not self._hierarchy.fits(reduction, nbytes)
-                else self._hierarchy.hosts(current)
-            )
+            nonlocal kept, sources, whole
+            whole = False
+            others = current.others
+            by_rank = {self._group.rank: kept}
+            hosts = None if short else self._hierarchy.hosts(current, reduction, nbytes)
             if hosts is not None:
-                if kept is mine:
-                    kept = self._hierarchy.keep(mine)
-                out = mine
+                kept = self._hierarchy.keep(mine) if kept is mine else kept
+                sources, whole = [mine], True
                 self._hierarchy.reduce(current, hosts, reduction, mine, count)
-                return
-            out = self._scratch.take("out", nbytes)
-            if short or not current.others:
-                self._reduce_openings(current, reduction, kept, out)
+            elif short:
+                by_rank |= {rank: self._group.opening(current, rank) for rank in others}
+                sources = [by_rank[rank] for rank in current.view.members]
+            elif len(others) <= 1:
+                came = dict(zip(others, self._scratch.split("in", [nbytes] * len(others)), strict=True))
+                self._exchange(current, dict.fromkeys(others, kept), came)
+                by_rank |= came
+                sources = [by_rank[rank] for rank in current.view.members]
             else:
-                self._reduce_shares(current, reduction, kept, out, count)
+                sources, whole = [self._scratch.take("out", nbytes)], True
+                self._reduce_shares(current, reduction, kept, sources[0], count)
 
         view = self._group.run(
             sign(_ALL_REDUCE, reduction.number, nbytes),
@@ -84,17 +88,11 @@ class Collectives:
             deadline,
             lambda _: mine if short else b"",
         )
-        copy_into(mine, out)
+        if whole:
+            copy_into(mine, sources[0])
+        else:
+            self._reduce(reduction, mine, sources)
         return self._ended(view.members)
-
-    def _reduce_openings(
-        self, current: Attempt, reduction: Reduction, mine: memoryview, out: memoryview
-    ) -> None:
-        sources = [
-            mine if rank == self._group.rank else self._group.opening(current, rank)
-            for rank in current.view.members
-        ]
-        self._reduce(reduction, out, sources)
 
     def _reduce(self, reduction: Reduction, out: memoryview, sources: Sequence[memoryview]) -> None:
         if len(out):

@@ -301,13 +301,18 @@ class Group:
                 self._suspect_unlinked()
                 left = deadline - time.monotonic()
                 if left > 0:
-                    self.changed.wait(min(left, _WAKE_S))
+                    self.pause(min(left, _WAKE_S))
                 elif not self._looked(ready):
                     late = missing()
                     silent = {rank for rank in late if self.links.silent_s(rank) > _SILENCE_S}
                     if direct or silent or left < -_GRACE_S:
                         self.do(self.agreement.suspect(silent or late))
-                    self.changed.wait(_SILENCE_S / 3)
+                    self.pause(_SILENCE_S / 3)
+
+    def pause(self, limit_s: float) -> None:
+        """Wait until something may have changed, with the lock held once."""
+        if not self.links.pump(limit_s):
+            self.changed.wait(limit_s)
 
     def gone(self, rank: int) -> bool:
         """Whether a rank can no longer answer: dead, evicted, or no member."""
@@ -337,7 +342,7 @@ class Group:
         before = self.links.look()
         until = time.monotonic() + _GRACE_S
         while self.links.look() < before + 2 and time.monotonic() < until:
-            self.changed.wait(0.005)
+            self.pause(0.005)
         return ready() or self.agreement.fenced
 
     def check_in(self) -> None:

@@ -31,8 +31,13 @@ class Hierarchy:
         self._neighbours = Neighbours()
         self._scratch = Scratch()
 
-    def hosts(self, current: Attempt) -> list[list[int]] | None:
-        """Return the ranks of each host; None where that is no help, or there are not as many on each."""
+    def hosts(self, current: Attempt, reduction: Reduction, nbytes: int) -> list[list[int]] | None:
+        """Return the ranks of each host; None where that is no help, or there are not as many on each.
+
+        Nor is it for 16-bit floats, whose sums would be rounded on each host.
+        """
+        if reduction.wide is not reduction.dtype or nbytes > HALF_BYTES:
+            return None
         by_host: dict[str, list[int]] = {}
         for rank in current.view.members:
             lent = self._lent_by(rank)
@@ -41,10 +46,6 @@ class Hierarchy:
             by_host.setdefault(lent.host, []).append(rank)
         sizes = {len(ranks) for ranks in by_host.values()}
         return None if sizes == {1} or len(sizes) > 1 else list(by_host.values())
-
-    def fits(self, reduction: Reduction, nbytes: int) -> bool:
-        """Whether these are numbers that may be summed by host: 16-bit floats would be rounded there."""
-        return reduction.wide is reduction.dtype and nbytes <= HALF_BYTES
 
     def keep(self, mine: memoryview) -> memoryview:
         """Lend the input; returns it. Then the memory that it was in can take the result."""

@@ -58,6 +58,12 @@ class Links(Protocol):
     def silent_s(self, rank: int) -> float:
         """Seconds since anything came from a rank."""
 
+    def pump(self, limit_s: float) -> bool:
+        """Take what has come and comes, by the calling thread, once; False when another one does so.
+
+        With the engine's lock held once, which is given up while there is nothing.
+        """
+
     def look(self) -> int:
         """Have this layer look for what has come; returns how often it has done so."""
 

@@ -98,7 +98,7 @@ class Messages:
                     return Outcome(Code.TIMEOUT, "no message came through in time")
                 self._look()
                 if number not in self._finished:
-                    group.changed.wait(_LOOK_S)
+                    group.pause(_LOOK_S)
             return self._finished.pop(number)
 
     def idle(self) -> bool:

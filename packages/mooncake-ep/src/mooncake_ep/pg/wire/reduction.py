@@ -64,7 +64,7 @@ class Reduction:
 
 
 def reduce_into(reduction: Reduction, out: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
-    """Write the reduction of `sources`, at least one, each [n]; `out` may be the first of them."""
+    """Write the reduction of `sources`, at least one, each [n]; `out` may be one of them."""
     op, dtype = reduction.op, reduction.dtype
     if len(sources) == 1 and op != _PREMUL_SUM:
         if out.data_ptr() != sources[0].data_ptr():
@@ -72,7 +72,8 @@ def reduce_into(reduction: Reduction, out: torch.Tensor, sources: Sequence[torch
         return
     combine = (_COMBINE_BOOL if dtype is torch.bool else _COMBINE)[op]
     first, *rest = (_loaded(reduction, source) for source in sources)
-    total = out if reduction.wide is dtype else torch.empty(out.shape, dtype=reduction.wide)
+    direct = reduction.wide is dtype and all(out.data_ptr() != source.data_ptr() for source in sources[2:])
+    total = out if direct else torch.empty(out.shape, dtype=reduction.wide)
     if rest:
         combine(first, rest[0], out=total)
     else:

@@ -1,4 +1,4 @@
-"""Links over plain TCP sockets: one thread that waits for all of them."""
+"""Links over plain TCP sockets: who waits for an operation waits for all of them, else a thread does."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ _BEAT_S = 0.1
 _ASLEEP_S = 1.0  # a pause of this thread after which nobody else can be called silent
 _OTHER_LANES_S = 1.0  # the control lane of a process that has gone ends that soon after the others
 _CLOSING_S = 1.0
+_PARKED_S = 0.005  # so long after a caller has done its work, the thread leaves it to the next one
 _GREETING_S = 5.0
 
 
@@ -64,8 +65,10 @@ class SocketLinks:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._looks = 0
-        self._closing = False
+        self._looks = self._selecting = 0
+        self._closing = self._pumping = False
+        self._pumped, self._parked = 0.0, threading.Condition(lock)
+        self._turned = self._next_beat = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="mooncake-pg-wire", daemon=True)
         self._thread.start()
 
@@ -225,27 +228,53 @@ class SocketLinks:
 
     # The thread.
 
+    def pump(self, limit_s: float) -> bool:
+        """See `Links`."""
+        if self._pumping:
+            return False
+        self._pumping = True
+        if self._selecting:
+            self._wake()  # so that the thread of the links does not look for the same
+        try:
+            self._turn(limit_s)
+        finally:
+            self._pumping = False
+            self._pumped = time.monotonic()
+        return True
+
     def _run(self) -> None:
-        before = next_beat = time.monotonic()
-        while not self._closing:
-            ready = self._selector.select(0.0 if self._again else max(next_beat - time.monotonic(), 0.0))
-            with self._lock:
-                now = time.monotonic()
-                if now - before > _ASLEEP_S:
-                    for peer in self._peers.values():
-                        peer.heard = now
-                before = now
-                again, self._again = self._again, set()
-                for stream in again:
-                    self._serve(stream, selectors.EVENT_READ)
-                for key, events in ready:
-                    self._serve(key.data, events)
-                self._looks += 1
-                if now >= next_beat:
-                    self._beat(now)
-                    next_beat = now + _BEAT_S
         with self._lock:
+            while not self._closing:
+                if self._pumping or time.monotonic() - self._pumped < _PARKED_S:
+                    self._parked.wait(_PARKED_S)
+                else:
+                    self._turn(_BEAT_S)
             self._shut()
+
+    def _turn(self, limit_s: float) -> None:
+        """Wait for what comes, without the lock, and take it."""
+        limit_s = 0.0 if self._again else min(max(self._next_beat - time.monotonic(), 0.0), limit_s)
+        self._selecting += 1
+        self._lock.release()
+        try:
+            ready = self._selector.select(limit_s)
+        finally:
+            self._lock.acquire()
+            self._selecting -= 1
+        now = time.monotonic()
+        if now - self._turned > _ASLEEP_S:
+            for peer in self._peers.values():
+                peer.heard = now
+        self._turned = now
+        again, self._again = self._again, set()
+        for stream in again:
+            self._serve(stream, selectors.EVENT_READ)
+        for key, events in ready:
+            self._serve(key.data, events)
+        self._looks += 1
+        if now >= self._next_beat:
+            self._beat(now)
+            self._next_beat = now + _BEAT_S
 
     def _serve(self, what: Stream | Callable[[], None] | None, events: int) -> None:
         if what is None:
@@ -327,7 +356,7 @@ class SocketLinks:
         stream.connection.close()
 
     def _wake(self) -> None:
-        if threading.current_thread() is not self._thread and self._thread.is_alive():
+        if self._selecting:
             with contextlib.suppress(OSError):  # it has been woken, or ends just now
                 os.write(self._wake_write, b"w")
 
