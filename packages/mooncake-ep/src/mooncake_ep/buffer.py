@@ -74,7 +74,7 @@ class Buffer(NormalMode):
 
     def low_latency_dispatch(
         self,
-        x: torch.Tensor,
+        x: Received,
         topk_idx: torch.Tensor,
         num_max_dispatch_tokens_per_rank: int,
         num_experts: int,
@@ -90,7 +90,7 @@ class Buffer(NormalMode):
         timeout_us: int = DEFAULT_TIMEOUT_US,
     ) -> tuple[Received, torch.Tensor, Handle, EventOverlap, Hook]:
         """Send each token of bf16 `x` [tokens, hidden] to the experts of its row in `topk_idx` [tokens,
-        topk].
+        topk]. A pair of e4m3 and its scales [tokens, hidden / 128] goes as it is.
 
         Returns `recv_x` [local experts, ranks * max tokens, hidden], of which the first `recv_count[e]` rows
         of expert e are good: bf16, or with `use_fp8` a pair of e4m3 and its scales, float32 [local experts,
@@ -104,18 +104,22 @@ class Buffer(NormalMode):
         rank. `active_ranks` int32 [ranks]: whom to give up beforehand (0), and afterwards who was. Raises
         ShapeError, RoutingError, PlacementError.
         """
-        shape = Shape(num_max_dispatch_tokens_per_rank, x.shape[-1], num_experts)
+        values, scales = x if isinstance(x, tuple) else (x, None)
+        use_fp8 = use_fp8 or scales is not None
+        shape = Shape(num_max_dispatch_tokens_per_rank, values.shape[-1], num_experts)
         if use_ue8m0 and not (use_fp8 and round_scale and shape.hidden % 512 == 0):
             raise ShapeError("use_ue8m0 needs use_fp8, round_scale and hidden to be a multiple of 512")
-        staging = Staging(x.device)
-        payload, owners = payload_of(staging.inward(x)), self._owners(num_experts)
-        if payload.x.dtype != torch.bfloat16:
+        staging = Staging(values.device)
+        inside = staging.inward(values)
+        payload = payload_of(inside if scales is None else (inside, staging.inward(scales)))
+        owners = self._owners(num_experts)
+        if payload.x.dtype == torch.float32:
             raise ShapeError(f"x must be bfloat16, not {payload.x.dtype}")
-        topk = check_topk(staging.inward(topk_idx), len(x), num_experts).clone()
+        topk = check_topk(staging.inward(topk_idx), len(values), num_experts).clone()
         self._give_up(active_ranks)
         deadline = deadline_of(timeout_us)
         number = self._low_latency.send(payload, topk, shape, deadline, use_fp8, round_scale)
-        result = self._low_latency.prepare(number, topk, shape, owners, use_fp8, x.device)
+        result = self._low_latency.prepare(number, topk, shape, owners, use_fp8, values.device)
 
         def hook() -> None:
             waits_us = [0] * self.group_size

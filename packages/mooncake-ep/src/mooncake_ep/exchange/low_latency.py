@@ -64,8 +64,9 @@ class LowLatency:
             raise ShapeError(
                 f"x {tuple(payload.x.shape)} is more than {shape.max_tokens} tokens, all that a rank may send"
             )
+        quantize = fp8 and payload.scales is None
         return post_rows(
-            self.dispatches, payload, topk_idx, None, deadline_ns, quantize=fp8, round_scale=round_scale
+            self.dispatches, payload, topk_idx, None, deadline_ns, quantize=quantize, round_scale=round_scale
         )
 
     def prepare(
