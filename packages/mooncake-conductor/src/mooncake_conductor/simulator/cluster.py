@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,70 +14,11 @@ from mooncake_conductor.policy.kernels import F64, I64, View, draw, fetch_of, ke
 from mooncake_conductor.simulator.caches import Caches, make_caches, match, store
 from mooncake_conductor.simulator.compiling import compiled
 from mooncake_conductor.simulator.decode import Decoders, advance, join, lightest, make_decoders
-from mooncake_conductor.simulator.model import LLAMA_70B_A800, CostModel, kv_bytes, prefill_s, transfer_s
+from mooncake_conductor.simulator.model import CostModel, kv_bytes, prefill_s, transfer_s
+from mooncake_conductor.simulator.outcome import ClusterShape, Outcome
 from mooncake_conductor.simulator.traces import Trace
 
 __all__ = ["ClusterShape", "Outcome", "simulate"]
-
-
-@dataclass(frozen=True)
-class ClusterShape:
-    """What is simulated.
-
-    Attributes:
-        prefill, decode: instances of each kind.
-        cache_tokens: of the cache of each prefill instance.
-        shared_cache: blocks are stored once in a cache of all instances, which all read at no cost: the
-            bound of a global cache.
-        model: what things cost.
-        ttft_slo_s: with ``admits``, requests whose first token is predicted later are rejected at arrival.
-        admits: reject at arrival.
-    """
-
-    prefill: int = 8
-    decode: int = 8
-    cache_tokens: float = 3e6
-    shared_cache: bool = False
-    model: CostModel = LLAMA_70B_A800
-    ttft_slo_s: float = 30.0
-    admits: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of each request.
-
-    Attributes:
-        ttft_s: float64 [requests]: until its first token; NaN where it was rejected.
-        tbt_s: float64 [requests]: mean time between its tokens; NaN where it was rejected or had one.
-        worst_tbt_s: float64 [requests]: longest step of its decode.
-        reused: int64 [requests]: tokens of its prompt that were not computed.
-        prefill_s: float64 [requests]: that it took an instance to compute it.
-        instance: int64 [requests]: which did; -1 where it was rejected.
-        replicas: int64 [blocks]: instances that have each block at the end.
-    """
-
-    ttft_s: F64
-    tbt_s: F64
-    worst_tbt_s: F64
-    reused: I64
-    prefill_s: F64
-    instance: I64
-    replicas: I64
-
-    @property
-    def mean_ttft_s(self) -> float:
-        """Of the requests that were served."""
-        return float(np.nanmean(self.ttft_s))
-
-    def hit_rate(self, trace: Trace) -> float:
-        """Share of all prompt tokens that were reused."""
-        return float(self.reused.sum() / trace.prompt.sum())
-
-    def within(self, ttft_s: float, tbt_s: float) -> float:
-        """Share of all requests whose times were no longer than these; a rejected one's were."""
-        timely = np.nan_to_num(self.ttft_s, nan=np.inf) <= ttft_s
-        return float(np.mean(timely & (np.nan_to_num(self.tbt_s, nan=0.0) <= tbt_s)))
 
 
 class _Requests(NamedTuple):
@@ -164,9 +104,7 @@ def _fetches(view: View, i: int) -> bool:
 
 
 @compiled
-def _estimate(
-    model: CostModel, prompt: int, block_tokens: int, caches: Caches, held: I64, matched: I64
-) -> int:
+def _estimate(prompt: int, block_tokens: int, held: I64, matched: I64) -> int:
     """Tokens matched at each instance, from blocks; the best. The last token is always computed."""
     best = 0
     for i in range(len(matched)):
@@ -174,6 +112,65 @@ def _estimate(
         matched[i] = min(of * block_tokens, prompt - 1)
         best = max(best, matched[i])
     return best
+
+
+class _Prefill(NamedTuple):
+    """Prefill instances: what they have to do, and room for what is seen of them when a request comes."""
+
+    free_s: F64
+    nic_free_s: F64
+    queued: I64
+    waiting: I64
+    held: I64
+    matched: I64
+    queue_s: F64
+    compute_s: F64
+    fetch_s: F64
+    busy_fetch_s: F64
+
+
+@compiled
+def _make_prefill(instances: int, caches: int) -> _Prefill:
+    return _Prefill(
+        np.zeros(instances),
+        np.zeros(instances),
+        np.zeros(instances, np.int64),
+        np.zeros(instances, np.int64),
+        np.zeros(caches, np.int64),
+        np.zeros(instances, np.int64),
+        np.zeros(instances),
+        np.zeros(instances),
+        np.zeros(instances),
+        np.zeros(instances),
+    )
+
+
+@compiled
+def _look(
+    model: CostModel, prefill: _Prefill, now_s: float, prompt: int, best: int, turn: int, chance: int
+) -> View:
+    """What is known when a request comes; ``matched`` of the instances is of this request."""
+    sends_s = max(0.0, prefill.nic_free_s[np.argmax(prefill.matched)] - now_s)
+    for i in range(len(prefill.free_s)):
+        matched = prefill.matched[i]
+        prefill.queue_s[i] = max(0.0, prefill.free_s[i] - now_s)
+        prefill.compute_s[i] = prefill_s(model, prompt, matched)
+        prefill.fetch_s[i] = transfer_s(model, best - matched)
+        prefill.busy_fetch_s[i] = sends_s + prefill.fetch_s[i] if best > matched else 0.0
+    return View(
+        prompt,
+        prefill.queue_s,
+        prefill.queued,
+        prefill.waiting,
+        prefill.matched,
+        best,
+        prefill.compute_s,
+        prefill.fetch_s,
+        prefill.busy_fetch_s,
+        prefill_s(model, prompt, best),
+        turn,
+        (_draw(chance, 0), _draw(chance, 1)),
+    )
 
 
 def _serve(
@@ -188,65 +185,40 @@ def _serve(
 ) -> Decoders:
     count = len(requests.prompt)
     decoders = make_decoders(decoders_count, count)
-    held = np.zeros(len(caches.used), np.int64)
-    matched, queued = np.zeros(instances, np.int64), np.zeros(instances, np.int64)
-    waiting = np.zeros(instances, np.int64)
-    free_s, nic_free_s = np.zeros(instances), np.zeros(instances)
-    queue_s, compute_s = np.zeros(instances), np.zeros(instances)
-    fetch_s, busy_fetch_s = np.zeros(instances), np.zeros(instances)
+    prefill = _make_prefill(instances, len(caches.used))
     done = [(np.inf, -1, -1, 0)]  # of prefills: when, which request, where, tokens computed
     for number in range(count):
         now_s, prompt = requests.arrival_s[number], requests.prompt[number]
         while done[0][0] <= now_s:
-            _finish(model, requests, results, decoders, done, waiting, queued)
+            _finish(model, requests, results, decoders, done, prefill)
         blocks = requests.blocks[requests.first[number] : requests.first[number + 1]]
-        match(caches, blocks, held)
-        best = _estimate(model, prompt, requests.block_tokens, caches, held, matched)
-        source = int(np.argmax(matched))
-        sends_s = max(0.0, nic_free_s[source] - now_s)
-        for i in range(instances):
-            queue_s[i] = max(0.0, free_s[i] - now_s)
-            compute_s[i] = prefill_s(model, prompt, matched[i])
-            fetch_s[i] = transfer_s(model, best - matched[i])
-            busy_fetch_s[i] = sends_s + fetch_s[i] if best > matched[i] else 0.0
-        fetched_compute_s = prefill_s(model, prompt, best)
-        view = View(
-            prompt,
-            queue_s,
-            queued,
-            waiting,
-            matched,
-            best,
-            compute_s,
-            fetch_s,
-            busy_fetch_s,
-            fetched_compute_s,
-            number,
-            (_draw(seed * count + number, 0), _draw(seed * count + number, 1)),
-        )
+        match(caches, blocks, prefill.held)
+        best = _estimate(prompt, requests.block_tokens, prefill.held, prefill.matched)
+        view = _look(model, prefill, now_s, prompt, best, number, seed * count + number)
         i = _choose(view)
-        reused, begins_s, takes_s = matched[i], queue_s[i], compute_s[i]
-        fetched = best > matched[i] and _fetches(view, i)
+        reused, begins_s, takes_s = view.matched[i], view.queue_s[i], view.compute_s[i]
+        fetched = best > reused and _fetches(view, i)
         if fetched:
-            reused, takes_s = best, fetched_compute_s
-            begins_s = max(queue_s[i], busy_fetch_s[i])
+            reused, takes_s = best, view.fetched_compute_s
+            begins_s = max(view.queue_s[i], view.busy_fetch_s[i])
         # What is computed leaves layer by layer meanwhile; where the network is slower, it is waited for.
         takes_s = max(takes_s, kv_bytes(model, prompt) / model.network_bytes_s if decoders_count else 0.0)
         if begins_s + takes_s > ttft_slo_s:
             continue
         if fetched:
-            nic_free_s[source] = now_s + busy_fetch_s[i]
-        free_s[i] = now_s + begins_s + takes_s
-        waiting[i] += 1
-        queued[i] += prompt - reused
+            prefill.nic_free_s[np.argmax(view.matched)] = now_s + view.busy_fetch_s[i]
+        prefill.free_s[i] = now_s + begins_s + takes_s
+        prefill.waiting[i] += 1
+        prefill.queued[i] += prompt - reused
         results.reused[number], results.prefill_s[number] = reused, takes_s
-        results.instance[number] = i
-        results.ttft_s[number] = begins_s + takes_s
-        results.done_s[number] = free_s[i]
-        heapq.heappush(done, (free_s[i], number, i, prompt - reused))
+        results.instance[number], results.ttft_s[number] = i, begins_s + takes_s
+        results.done_s[number] = prefill.free_s[i]
+        heapq.heappush(done, (prefill.free_s[i], number, i, prompt - reused))
+        # From now on, though it is computed later: who comes after it to this instance runs behind it.
+        # Another may fetch it too early, by as long as this one waits.
         store(caches, min(i, len(caches.used) - 1), blocks)
     while done[0][1] >= 0:
-        _finish(model, requests, results, decoders, done, waiting, queued)
+        _finish(model, requests, results, decoders, done, prefill)
     for i in range(decoders_count):
         advance(model, decoders, i, np.inf)
     return decoders
@@ -259,13 +231,12 @@ def _finish(
     results: _Results,
     decoders: Decoders,
     done: list[tuple[float, int, int, int]],
-    waiting: I64,
-    queued: I64,
+    prefill: _Prefill,
 ) -> None:
     """The next prefill ends, and its request decodes."""
     now_s, number, i, computed = heapq.heappop(done)
-    waiting[i] -= 1
-    queued[i] -= computed
+    prefill.waiting[i] -= 1
+    prefill.queued[i] -= computed
     if len(decoders.batch) == 0 or requests.output[number] < 2:
         return
     for one in range(len(decoders.batch)):
