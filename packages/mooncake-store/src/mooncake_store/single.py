@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -177,7 +176,8 @@ class Singles:
             region, staged = buffer = self._staging.take(array.nbytes)
         except TransferError:  # the call may need no such memory, or says what is wrong
             return False
-        with self._lent(buffer) as memory:
+        memory = Registered(region)
+        try:
             staged[: array.nbytes] = array
             handed = self._begin_put(key, region, 0, array.nbytes, if_exists, policy, memory)
             if isinstance(handed, tuple):
@@ -185,16 +185,12 @@ class Singles:
                 offsets, sizes = as_ranges(0, array.nbytes, 1, array.nbytes)
                 values = Values(batch, sizes, [Source(memory, offsets)], policy)
                 self._put_one(key, values, if_exists, handed)
+        finally:
+            self._done_with(buffer, memory)
         return handed is not None
 
-    @contextmanager
-    def _lent(self, buffer: Buffer) -> Iterator[Registered]:
-        """A buffer for one call."""
-        memory = Registered(buffer[0])
-        try:
-            yield memory
-        finally:
-            (self._staging.lose if memory.in_use else self._staging.give_back)(buffer)
+    def _done_with(self, buffer: Buffer, memory: Registered) -> None:
+        (self._staging.lose if memory.in_use else self._staging.give_back)(buffer)
 
     def _taken_over(self, left: tuple[Any, ...] | None) -> Handed | None:
         """What is to be gone on with of a call that was not usual. Raises MasterUnreachable, StoreClosed."""
@@ -227,10 +223,13 @@ class Singles:
             region, _ = buffer = self._staging.take(0)
         except TransferError:  # as for puts
             return None
-        with self._lent(buffer) as memory:
+        memory = Registered(region)
+        try:
             value = quick.get(key, region)
             if isinstance(value, tuple):
                 _keep_if_in_use(memory, value)
+        finally:
+            self._done_with(buffer, memory)
         if isinstance(value, bytes):
             return value
         handed = self._gone_on_with(value, key)
