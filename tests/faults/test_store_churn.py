@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from mooncake_store import Store, StoreConfig
-from mooncake_store.errors import MasterUnreachable, StoreError
+from mooncake_store.errors import LeaseExpired, MasterUnreachable, PutFailed, StoreFull
 from mooncake_store.testing.processes import StoreProcess
 from mooncake_transfer import TransferEngine
 
@@ -28,6 +28,8 @@ LENT_MIB = 16
 LONG_S = 60.0
 SETTINGS = StoreConfig(heartbeat_s=0.1, reconnect_max_s=0.2, call_timeout_s=2.0, transfer_timeout_s=2.0)
 GONE = -1
+# After these a retry is safe; anything else is a mistake of the store.
+AWAY = (MasterUnreachable, PutFailed, LeaseExpired, StoreFull)
 
 
 @dataclass
@@ -38,12 +40,14 @@ class Model:
         now: the version that it has, if nothing was lost; GONE for none; None when nobody knows.
         sure_s: since when that is known.
         lost_s: when something was last killed; older versions may have come back then.
+        ordered: how many reads could be compared with the one version that the key had.
     """
 
     now: list[int | None] = field(default_factory=lambda: [GONE] * KEYS)
     last: list[int] = field(default_factory=lambda: [0] * KEYS)
     sure_s: list[float] = field(default_factory=lambda: [0.0] * KEYS)
     lost_s: float = 0.0
+    ordered: int = 0
 
     def check(self, key: int, value: bytes) -> None:
         """A read has found this."""
@@ -51,6 +55,7 @@ class Model:
         assert value == value_of(key, version), f"key {key} has bytes of key {found} or of several versions"
         assert 1 <= version <= self.last[key], f"key {key} has a version that was never put"
         if self.now[key] is not None and self.sure_s[key] > self.lost_s:
+            self.ordered += 1
             assert version == self.now[key], f"key {key} has version {version} instead of {self.now[key]}"
 
 
@@ -74,7 +79,7 @@ class Churn:
         self.calls += 1
         try:
             call(keys)
-        except (MasterUnreachable, StoreError):
+        except AWAY:
             self.refused += 1
 
     def put(self, keys: list[int]) -> None:
@@ -160,8 +165,9 @@ def test_ten_thousand_keys_under_churn_are_what_a_model_says(
     cluster, client = churn
     seconds = float(request.config.getoption("--churn", 3.0))
     end_s, next_kill_s = time.monotonic() + seconds, time.monotonic() + min(5.0, seconds / 2)
-    while time.monotonic() < end_s or client.hits < 1000:
-        assert time.monotonic() < end_s + LONG_S, f"{client.hits} hits of {client.calls} calls"
+    while time.monotonic() < end_s or client.hits < 1000 or client.model.ordered < 1000:
+        told = f"{client.hits} hits, {client.model.ordered} of known versions, of {client.calls} calls"
+        assert time.monotonic() < end_s + LONG_S, told
         client.step()
         if time.monotonic() >= next_kill_s and next_kill_s < end_s:
             cluster.kill_one(client.random)
@@ -170,6 +176,7 @@ def test_ten_thousand_keys_under_churn_are_what_a_model_says(
             cluster_is_back(client)
             client.model.lost_s = time.monotonic()
     assert client.refused < client.calls / 2
+    assert client.model.ordered > client.hits / 20
 
 
 def cluster_is_back(client: Churn) -> None:

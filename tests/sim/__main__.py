@@ -15,6 +15,7 @@ from mutations import MUTATIONS, first_to_find
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from simulated.faults import PAUSES
 from simulated.run import Outcome, run_seed
 
 console = Console()
@@ -23,7 +24,9 @@ console = Console()
 def simulate(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 100,
     first: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
-    faults: Annotated[int, typer.Option(min=0, help="Go on until so many faults were injected.")] = 0,
+    faults: Annotated[
+        int, typer.Option(min=0, help="Go on until so many faults were injected, short pauses not counted.")
+    ] = 0,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Run one seed again, and say what happened.")
     ] = None,
@@ -42,7 +45,10 @@ def simulate(
         console.print(f"[red]seed {outcome.seed}[/]: {outcome.failure}", markup=True, highlight=False)
         console.print(f"  again: hatch run sim --seed {outcome.seed}", highlight=False)
     if not failed:
-        console.print(f"{ran['seeds']} seeds, {counts.total()} faults: every promise was kept")
+        paused = counts.total() - heavy(counts)
+        console.print(
+            f"{ran['seeds']} seeds, {heavy(counts)} faults and {paused} short pauses: every promise was kept"
+        )
     raise typer.Exit(1 if failed else 0)
 
 
@@ -64,13 +70,18 @@ def _run(
                 ran[name] += getattr(outcome, name)
             ran["seeds"] += 1
             ran["virtual seconds"] += int(outcome.virtual_s)
-            progress.update(bar, completed=counts.total() if faults else ran["seeds"])
+            progress.update(bar, completed=heavy(counts) if faults else ran["seeds"])
             if outcome.failure:
                 failed.append(outcome)
-            if (failed and not keep_going) or (faults and counts.total() >= faults):
+            if (failed and not keep_going) or (faults and heavy(counts) >= faults):
                 pool.shutdown(wait=False, cancel_futures=True)
                 break
     return failed, counts, ran
+
+
+def heavy(counts: Counter[str]) -> int:
+    """Faults that are more than a short pause of one thread or connection."""
+    return sum(number for kind, number in counts.items() if kind not in PAUSES)
 
 
 def _outcomes(pool: ProcessPoolExecutor, first: int, seeds: int | None, jobs: int) -> Iterator[Outcome]:

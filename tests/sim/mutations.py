@@ -8,9 +8,13 @@ import pytest
 from simulated.run import Outcome, run_seed
 
 from mooncake_store import membership
+from mooncake_store.cluster.candidate import Candidate
+from mooncake_store.master.fences import Fences
+from mooncake_store.master.tiering import Tiering
 from mooncake_store.membership import Membership
 from mooncake_store.own_segment import OwnSegment
 from mooncake_store.reader import Reading
+from mooncake_store.tiers.losses import Losses
 
 __all__ = ["MUTATIONS", "first_to_find"]
 
@@ -36,12 +40,33 @@ def leases_hold_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(membership, "SURE_LEASE", 1e9)
 
 
+def what_is_replaced_stays_in_tiers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Tiering, "_forget", lambda self, digest: self._tickets.pop(digest, None))
+
+
+def losses_of_tiers_are_not_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Losses, "note", lambda self, tier, gone: None)
+    patch.setattr(Tiering, "_purge", lambda self, unnamed: unnamed.clear())
+
+
+def late_writers_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Fences, "give_up", lambda self, slots, deadline_s: self._map.abandon(slots))
+
+
+def leaders_serve_after_their_term(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Candidate, "in_office", lambda self, epoch: True)
+
+
 MUTATIONS: dict[str, Mutation] = {
     mutation.__name__: mutation
     for mutation in (
         reads_are_not_confirmed,
         owners_keep_their_key,
         leases_hold_for_ever,
+        what_is_replaced_stays_in_tiers,
+        losses_of_tiers_are_not_told,
+        late_writers_are_not_waited_for,
+        leaders_serve_after_their_term,
     )
 }
 

@@ -7,6 +7,8 @@ from simulated.history import Violation
 
 __all__ = ["check_now", "leading"]
 
+TWICE_S = 10.0
+
 
 def leading(cluster: Cluster) -> list[Actor]:
     """The masters that may answer now."""
@@ -30,6 +32,9 @@ def check_now(cluster: Cluster, *, one_leader: bool) -> None:
         raise Violation(f"{[leader.name for leader in leaders]} lead at the same time")
     for leader in leaders:
         _check_books(leader)
+        # What leaves a segment is there twice for a while, whatever the quota.
+        if cluster.scheduler.now_s - cluster.drained_s > TWICE_S:
+            _check_quotas(leader)
 
 
 def _check_books(leader: Actor) -> None:
@@ -51,7 +56,12 @@ def _check_books(leader: Actor) -> None:
                 if other != version:
                     where = f"granule {number} of segment {segment:x}"
                     raise Violation(f"{leader.name} has given {where} to versions {other} and {version}")
-    for tenant in state.report(0, 0.0).tenants:
+
+
+def _check_quotas(leader: Actor) -> None:
+    assert leader.master is not None
+    master = leader.master.master
+    for tenant in master._state.report(0, 0.0).tenants if master is not None else ():
         quota = tenant.quota_bytes
         if tenant.used_bytes < 0 or (quota is not None and tenant.used_bytes > quota):
             raise Violation(f"tenant {tenant.tenant!r} uses {tenant.used_bytes} bytes of {quota}")

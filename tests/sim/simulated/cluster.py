@@ -17,8 +17,8 @@ from simulated.coordination import Service, SimCoordination
 from simulated.disk import Disk
 from simulated.engine import SimEngine
 from simulated.history import History, Violation
-from simulated.load import Load
 from simulated.network import Network
+from simulated.rare import RareLoad
 from simulated.scheduler import Machine, Process, Scheduler
 
 __all__ = ["CONFIG", "QUOTA_BYTES", "Actor", "Cluster"]
@@ -70,7 +70,7 @@ class Actor:
     engine: SimEngine | None = None
     master: ClusterMaster | None = None
     store: Store | None = None
-    load: list[Load] = field(default_factory=list)
+    load: list[RareLoad] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -89,6 +89,7 @@ class Cluster:
     Attributes:
         histories: of each tenant.
         load_over: clients finish what they do, and begin nothing more.
+        drained_s: when a drain last ended; inf: one may be under way.
     """
 
     def __init__(self, scheduler: Scheduler, folder: Path) -> None:
@@ -98,6 +99,7 @@ class Cluster:
         self.service = Service(self.network)
         self.histories = {"": History(), "limited": History()}
         self.load_over = False
+        self.drained_s = float("-inf")
         self.calls_ended = 0
         self._calls: list[_Call] = []
         self.actors: list[Actor] = []
@@ -170,7 +172,7 @@ class Cluster:
                 self.scheduler.note("no master", type(error).__name__)
                 self.scheduler.block(self.scheduler.now_s + 0.1)
         for number in range(LOADS[actor.kind]):
-            load = Load(self, actor.store, self.histories[actor.tenant])
+            load = RareLoad(self, actor.store, self.histories[actor.tenant])
             actor.load.append(load)
             self.scheduler.spawn(process, f"{process.name} load {number}", load.run)
 

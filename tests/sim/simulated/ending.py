@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from mooncake_store import errors
+from mooncake_store import Store, errors
 from simulated.checks import check_now, leading
 from simulated.cluster import CALL_LIMIT_S, CONFIG, Actor, Cluster
 from simulated.history import Violation
+from simulated.load import KEYS
 from simulated.scheduler import Scheduler
 
 __all__ = ["check_end"]
@@ -26,6 +27,7 @@ def check_end(scheduler: Scheduler, cluster: Cluster) -> None:
     """Raises Violation."""
     cluster.load_over = True
     _until(scheduler, cluster, lambda: not cluster.busy, CALL_LIMIT_S, "calls that began have ended")
+    _check_ghosts(scheduler, cluster)
     works: dict[str, bool] = {}
     for actor in cluster.actors:
         if actor.kind == "master":
@@ -40,6 +42,34 @@ def check_end(scheduler: Scheduler, cluster: Cluster) -> None:
     _until(scheduler, cluster, lambda: _is_empty(cluster), limit_s, "all room is free")
 
 
+def _check_ghosts(scheduler: Scheduler, cluster: Cluster) -> None:
+    """What is said to exist can be read, or soon does not exist any more."""
+    looked: dict[str, bool] = {}
+    clients = [actor for actor in cluster.actors if actor.store is not None]
+    for actor in clients:
+        cluster.on(actor, "look", lambda actor=actor: _look(scheduler, actor, looked))
+    _until(
+        scheduler, cluster, lambda: len(looked) == len(clients), WORKS_S, "every key that exists can be read"
+    )
+
+
+def _look(scheduler: Scheduler, actor: Actor, looked: dict[str, bool]) -> None:
+    left = [f"key-{number}" for number in range(KEYS)]
+    while left:
+        scheduler.block(scheduler.now_s + 0.2)
+        left = [key for key in left if actor.store is not None and not _is_sound(actor.store, key)]
+    looked[actor.name] = True
+
+
+def _is_sound(store: Store, key: str) -> bool:
+    try:
+        if store.exist(key):
+            store.get(key)
+    except PASSING:
+        return False
+    return True
+
+
 def _work(scheduler: Scheduler, cluster: Cluster, actor: Actor, works: dict[str, bool]) -> None:
     """Until a value of this client was put and read once, and all of its tenant are removed."""
     store = actor.store
@@ -47,6 +77,8 @@ def _work(scheduler: Scheduler, cluster: Cluster, actor: Actor, works: dict[str,
     value = actor.name.encode()
     while actor.name not in works:
         try:
+            if actor.kind == "owner":
+                store.stop_draining()  # who was killed or cut off in the middle did not say it
             store.put(actor.name, value, if_exists="replace")
             if store.get(actor.name) != value:
                 raise Violation(f"{actor.name} put one value and got another")

@@ -11,7 +11,33 @@ from simulated.disk import Disk
 from simulated.network import Partition
 from simulated.scheduler import Process
 
-__all__ = ["Faults"]
+__all__ = ["KINDS", "PAUSES", "Faults"]
+
+# One thread or one connection is late for a moment: what happens on any busy machine.
+PAUSES = frozenset({"thread late", "connection late"})
+KINDS = PAUSES | {
+    "connection cut",
+    "transfer failed",
+    "process killed",
+    "process ended",
+    "process stopped",
+    "writer stopped",
+    "machine lost",
+    "machine suspended",
+    "network parted",
+    "direction lost",
+    "coordination away",
+    "coordination lossy",
+    "coordination forgot",
+    "coordination answer lost",
+    "wall clock stepped",
+    "bit flipped",
+    "file cut short",
+    "foreign file left",
+    "disk failed",
+    "disk slow",
+    "disk full",
+}
 
 MEAN_PAUSE_S = 0.01
 SHORT_S, LONG_S = 0.8, 8.0
@@ -38,10 +64,10 @@ class Faults:
         # Of what takes something away for a while: some stores have little of it, and so more to lose.
         heavy = self._scheduler.random.choice([0.1, 0.3, 1.0])
         light: list[tuple[Callable[[], None], float]] = [
-            (self.connection_cut, 40),
-            (self.connection_late, 520),
-            (self.transfer_failed, 100),
-            (self.thread_late, 560),
+            (self.connection_cut, 100),
+            (self.connection_late, 250),
+            (self.transfer_failed, 300),
+            (self.thread_late, 250),
         ]
         rest: list[tuple[Callable[[], None], float]] = [
             (self.process_killed, 4),
@@ -99,6 +125,7 @@ class Faults:
             self._cluster.start(actor)
 
     def _note(self, kind: str, *what: object) -> None:
+        assert kind in KINDS
         self.counts[kind] += 1
         self._scheduler.note(kind, *what)
 

@@ -27,7 +27,16 @@ SLOW_READS = 0.2  # of those in parts
 UNKNOWN = (errors.MasterUnreachable, errors.PutFailed, errors.MasterRefused)
 NOT_STORED = (errors.StoreFull, errors.KeyExists, errors.QuotaExceeded)
 AWAY = (*UNKNOWN, errors.StoreClosed, errors.RateLimited)
-POLICIES = [None, None, PutPolicy(replicas=2), PutPolicy(same_node=True), PutPolicy(priority=3, group="g")]
+POLICIES = [
+    None,
+    None,
+    None,
+    PutPolicy(replicas=2),
+    PutPolicy(same_node=True),
+    PutPolicy(priority=3, group="g"),
+    PutPolicy(session="s"),
+    PutPolicy(soft_pin_s=1.0),
+]
 
 
 class Load:

@@ -27,6 +27,7 @@ __all__ = ["simulated_modules", "substituted"]
 OUTSIDE = ("cli", "commands", "http", "testing", "aio", "kv_events", "metrics", "tiers")
 INSIDE = (
     "tiers.owner",
+    "tiers.losses",
     "tiers.staging",
     "tiers.reading",
     "tiers.contract",
