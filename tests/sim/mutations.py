@@ -8,7 +8,6 @@ import pytest
 from simulated.run import Outcome, run_seed
 
 from mooncake_store import membership
-from mooncake_store.cluster.candidate import Candidate
 from mooncake_store.master.fences import Fences
 from mooncake_store.master.tiering import Tiering
 from mooncake_store.membership import Membership
@@ -53,10 +52,6 @@ def late_writers_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fences, "give_up", lambda self, slots, deadline_s: self._map.abandon(slots))
 
 
-def leaders_serve_after_their_term(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Candidate, "in_office", lambda self, epoch: True)
-
-
 MUTATIONS: dict[str, Mutation] = {
     mutation.__name__: mutation
     for mutation in (
@@ -66,7 +61,6 @@ MUTATIONS: dict[str, Mutation] = {
         what_is_replaced_stays_in_tiers,
         losses_of_tiers_are_not_told,
         late_writers_are_not_waited_for,
-        leaders_serve_after_their_term,
     )
 }
 
