@@ -29,7 +29,13 @@ LAYERS = {
         f"{STORE}/cluster/test_failover.py",
         f"{STORE}/cluster/test_coordination_faults.py",
     ],
-    "ep": [f"{EP}/test_faults.py", f"{EP}/test_messages.py", f"{EP}/test_churn.py"],
+    "ep": [
+        f"{EP}/test_faults.py",
+        f"{EP}/test_messages.py",
+        f"{EP}/test_churn.py",
+        f"{EP}/test_hosts.py",
+        f"{EP}/test_agreement.py",
+    ],
     "serve": ["tests/faults/test_killed_*.py", "tests/faults/test_refused_starts.py"],
 }
 

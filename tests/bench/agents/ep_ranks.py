@@ -7,9 +7,11 @@ nothing but the collective.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import signal
+import socket
 import tempfile
 import time
 
@@ -17,13 +19,25 @@ import torch
 import torch.distributed as dist
 import wire
 
+CLONE_NEWNET = 0x40000000
 LEAST, MOST = 5, 20_000
 WARM = 200  # operations before a kill
 
 
-def start(backend: str, rank: int, world: int, folder: str) -> None:
+def go_to(namespaces: list[str], rank: int, world: int) -> None:
+    """Enter the network namespace of a rank: the first ranks are in the first one. None: stay."""
+    if not namespaces:
+        return
+    with open(f"/run/netns/{namespaces[rank * len(namespaces) // world]}") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "cannot enter a network namespace")
+    os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name != "lo")
+
+
+def start(backend: str, rank: int, world: int, folder: str, namespaces: list[str]) -> None:
     """Enter the group."""
     torch.set_num_threads(1)
+    go_to(namespaces, rank, world)
     if backend == "mooncake":
         from mooncake_ep import pg  # noqa: F401 - registers the backend
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -53,7 +67,7 @@ OPTIONS.asyncOp = False
 class Ranks:
     """Rank 0, with the others as children."""
 
-    def __init__(self, backend: str, world: int) -> None:
+    def __init__(self, backend: str, world: int, namespaces: list[str]) -> None:
         self.folder = tempfile.mkdtemp()
         self.orders: list[int] = []
         self.pids = [os.getpid()]
@@ -62,11 +76,11 @@ class Ranks:
             pid = os.fork()
             if pid == 0:
                 os.close(writer)
-                follow(backend, rank, world, self.folder, reader)
+                follow(backend, rank, world, self.folder, namespaces, reader)
             os.close(reader)
             self.orders.append(writer)
             self.pids.append(pid)
-        start(backend, 0, world, self.folder)
+        start(backend, 0, world, self.folder, namespaces)
         dist.barrier()
 
     def measure(self, op: str, size: int, seconds: float) -> dict[str, object]:
@@ -90,10 +104,10 @@ class Ranks:
         return taken
 
 
-def follow(backend: str, rank: int, world: int, folder: str, orders: int) -> None:
+def follow(backend: str, rank: int, world: int, folder: str, namespaces: list[str], orders: int) -> None:
     """Do as rank 0 says, until it ends."""
     wire.die_with_parent()
-    start(backend, rank, world, folder)
+    start(backend, rank, world, folder, namespaces)
     dist.barrier()
     calls = {}
     for line in os.fdopen(orders):
@@ -107,7 +121,7 @@ def follow(backend: str, rank: int, world: int, folder: str, orders: int) -> Non
     os._exit(0)
 
 
-def resumed_after_kill(world: int, size: int) -> float:
+def resumed_after_kill(world: int, size: int, namespaces: list[str]) -> float:
     """Milliseconds from a SIGKILL of the last rank to the end of an all_reduce without it on rank 0."""
     folder = tempfile.mkdtemp()
     reader, writer = os.pipe()
@@ -116,7 +130,7 @@ def resumed_after_kill(world: int, size: int) -> float:
         pid = os.fork()
         if pid == 0:
             wire.die_with_parent()
-            stream(rank, world, size, folder, writer)
+            stream(rank, world, size, folder, namespaces, writer)
         pids.append(pid)
     os.read(reader, 1)
     killed_ns = time.monotonic_ns()
@@ -130,9 +144,9 @@ def resumed_after_kill(world: int, size: int) -> float:
     return (resumed_ns - killed_ns) / 1e6
 
 
-def stream(rank: int, world: int, size: int, folder: str, told: int) -> None:
+def stream(rank: int, world: int, size: int, folder: str, namespaces: list[str], told: int) -> None:
     """Reduce for ever; rank 0 says when it began, and when it went on without the last rank."""
-    start("mooncake", rank, world, folder)
+    start("mooncake", rank, world, folder, namespaces)
     tensor = torch.ones(size // 4)
     dist.barrier()
     for _ in range(WARM):
@@ -148,9 +162,9 @@ def stream(rank: int, world: int, size: int, folder: str, told: int) -> None:
         dist.all_reduce(tensor)
 
 
-def kills(world: int, size: int, count: int) -> dict[str, object]:
+def kills(world: int, size: int, count: int, namespaces: list[str]) -> dict[str, object]:
     """Kill ``count`` times."""
-    return {"ms": sorted(resumed_after_kill(world, size) for _ in range(count))}
+    return {"ms": sorted(resumed_after_kill(world, size, namespaces) for _ in range(count))}
 
 
 def main() -> None:
@@ -158,6 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", required=True)
     parser.add_argument("--world", type=int, required=True)
+    parser.add_argument("--namespaces", nargs="*", default=[], help="network namespaces that stand for hosts")
     options = parser.parse_args()
     wire.die_with_parent()
     answers = wire.take_stdout()
@@ -167,7 +182,7 @@ def main() -> None:
         wire.say(answers, {"pids": [os.getpid()]})
         wire.answer_requests(answers, {"kills": kills})
         os._exit(0)
-    ranks = Ranks(options.backend, options.world)
+    ranks = Ranks(options.backend, options.world, options.namespaces)
     wire.say(answers, {"pids": ranks.pids})
     wire.answer_requests(answers, {"measure": ranks.measure})
     os._exit(0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from transfer.rounds import Findings, Pace, measure
 __all__ = ["ep"]
 
 AGENT = Path(__file__).parents[1] / "agents" / "ep_ranks.py"
+HOSTS = Path(__file__).parents[3] / "packages" / "mooncake-ep" / "tests" / "pg" / "hosts.py"
 KIB, MIB = 1 << 10, 1 << 20
 OURS, GLOO, COPY = "ours", "gloo", "copies"
 
@@ -42,22 +44,25 @@ LONG_BYTES = 64 * MIB
 CALL = Collective("call", 8)
 
 
-def agent(backend: str, world: int) -> Contestant:
-    """Start the ranks of a backend."""
+def agent(backend: str, world: int, namespaces: Sequence[str] = ()) -> Contestant:
+    """Start the ranks of a backend; between the hosts that the namespaces stand for."""
+    where = ["--namespaces", *namespaces] if namespaces else []
     return Contestant(
         f"{backend}, {world} ranks",
-        [sys.executable, str(AGENT), "--backend", backend, "--world", str(world)],
+        [sys.executable, str(AGENT), "--backend", backend, "--world", str(world), *where],
         stop_between_turns=True,
     )
 
 
 @contextlib.contextmanager
-def contestants(world: int, console: Console) -> Iterator[dict[str, Contestant]]:
+def contestants(
+    world: int, console: Console, namespaces: Sequence[str] = ()
+) -> Iterator[dict[str, Contestant]]:
     """Both backends with so many ranks; a backend that does not start is left out."""
     running: dict[str, Contestant] = {}
     for name, backend in ((OURS, "mooncake"), (GLOO, "gloo")):
         try:
-            running[name] = agent(backend, world)
+            running[name] = agent(backend, world, namespaces)
         except ContestantFailed as failure:
             console.print(f"absent: {failure}", markup=False)
     try:
@@ -102,18 +107,42 @@ def long_rows(world: int, findings: Findings) -> list[Row]:
     return rows
 
 
-def kill_row(count: int) -> Row:
+def kill_row(count: int, namespaces: Sequence[str] = ()) -> Row:
     """How soon two of three ranks go on when the third is killed."""
     killer = agent("mooncake", 0)
     try:
-        found: Any = killer.ask("kills", world=3, size=64 * KIB, count=count)
+        found: Any = killer.ask("kills", world=3, size=64 * KIB, count=count, namespaces=list(namespaces))
     finally:
         killer.close()
     times = found["ms"]
     worst = times[min(len(times) - 1, len(times) * 99 // 100)]
     details = {"p50_ms": times[len(times) // 2], "kills": count}
-    what = f"kill -9 of 1 of 3 ranks, p99 of {count}"
-    return Row("ep", what, "ms", worst, target=Target(VALUE, at_most=100.0), details=details)
+    what = f"kill -9 of 1 of 3 ranks{' between hosts' if namespaces else ''}, p99 of {count}"
+    most = 1000.0 if namespaces else 100.0
+    return Row("ep", what, "ms", worst, target=Target(VALUE, at_most=most), details=details)
+
+
+def host_rows(quick: bool, console: Console) -> list[Row]:
+    """All-reduces and a kill between two hosts, which are network namespaces."""
+    what, rows = Collective("all_reduce", LONG_BYTES), []
+    pace = Pace(3, 0.2, 20.0) if quick else Pace(9, 0.5, 60.0)
+    hosts = runpy.run_path(str(HOSTS))
+    try:
+        with hosts["two_hosts"]() as namespaces:
+            for world in (2, 4):
+                with contestants(world, console, namespaces) as running:
+                    found = measure({what: (OURS, GLOO)}, running, pace, [], lambda _: None).medians
+                ours, theirs = (
+                    found[what, name]["p50_us"] / 1e3 if (what, name) in found else None
+                    for name in (OURS, GLOO)
+                )
+                title = f"{what}, {world} ranks on 2 hosts"
+                target = Target(RATIO, at_most=round(1 / 1.5, 4))
+                rows.append(Row("ep", title, "ms", ours, GLOO, theirs, target))
+            rows.append(kill_row(3 if quick else 20, namespaces))
+    except hosts["NoHosts"] as reason:
+        return [Row("ep", f"{what} on 2 hosts", "ms", None, details={"absent": str(reason)})]
+    return rows
 
 
 def measured(world: int, quick: bool, console: Console) -> list[Row]:
@@ -153,6 +182,7 @@ def ep(
     for world in (2,) if quick else (2, 4):
         rows += measured(world, quick, console)
         rows += dispatch_rows(world, quick)
+    rows += host_rows(quick, console)
     rows += placement_rows()
     show(rows, console)
     if json_file is not None:

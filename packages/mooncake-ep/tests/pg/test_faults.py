@@ -274,3 +274,18 @@ def forked_ranks(rank: int, world: int, folder: Path) -> list[float]:
 
 def test_a_forked_child_does_not_take_its_parent_out_of_the_group(launch: Any) -> None:
     assert launch(forked_ranks, 2).results() == [[3.0, 3.0]] * 2
+
+
+def shrunk_ranks(rank: int, world: int, folder: Path) -> Any:
+    start(rank, world, folder)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    smaller = pg.shrink_group([1])
+    tensor = torch.tensor([float(rank + 1)])
+    dist.all_reduce(tensor, group=smaller)
+    return [smaller.rank(), dist.get_world_size(smaller), tensor.item(), sum_of_all(rank)]
+
+
+def test_those_who_are_left_make_a_smaller_group(launch: Any) -> None:
+    ranks = launch(shrunk_ranks, 3)
+    assert ranks.results([0, 2]) == [[0, 2, 4.0, 4.0], [1, 2, 4.0, 4.0]]

@@ -38,6 +38,7 @@ from mooncake_ep.pg.membership import (
 )
 from mooncake_ep.pg.options import MooncakeBackendOptions
 from mooncake_ep.pg.registration import register
+from mooncake_ep.pg.shrinking import shrink_group
 
 __all__ = [
     "CollectiveMismatch",
@@ -63,6 +64,7 @@ __all__ = [
     "join_group",
     "recover_ranks",
     "register",
+    "shrink_group",
     "sync_after_failure",
 ]
 
