@@ -61,15 +61,15 @@ class Rank:
         """Give this rank's part of the operation that comes next, once per view, and see what is there."""
         side = self.side
         key = (side.view.key, side.ended + 1)
-        if side.fenced or side.changing or side.ended >= OPERATIONS or self.number not in side.view.members:
+        if side.fenced or side.ended >= OPERATIONS or self.number not in side.view.members:
             return
-        if key not in self.given:
+        if key not in self.given and not side.changing:
             self.given.add(key)
             self.parts[key].add(self.number)
             for rank in side.view.members:
                 if rank != self.number:
                     self.world.post(self.number, rank, key)
-        if key not in self.completed and self.parts[key] >= set(side.view.members):
+        if key in self.given and key not in self.completed and self.parts[key] >= set(side.view.members):
             self.completed.add(key)
             grows = self.world.guests if side.ended + 1 == self.world.grows_at else ()
             self.act(side.complete(side.ended + 1, grows))
