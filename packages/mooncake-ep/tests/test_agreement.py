@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import mooncake_ep.pg  # noqa: F401 - registers the backend
 from mooncake_ep import Buffer, PeerError
 
 HIDDEN, EXPERTS, SIZE = 128, 3, 3
@@ -82,3 +85,20 @@ def test_what_was_posted_before_a_rank_was_given_up_counts_for_all(ranks: Any, t
         return counts.tolist(), active.tolist(), int(combined[0, 0])
 
     assert ranks(SIZE, work) == [([3], [1, 1, 0], 2), ([3], [1, 1, 0], 4), None]
+
+
+def test_ranks_of_a_group_that_goes_on_without_one_meet_around_the_hole(ranks: Any) -> None:
+    def work(rank: int, group: dist.ProcessGroup) -> Any:
+        lasting = dist.new_group(backend="mooncake")
+        buffer = Buffer(lasting)
+        assert call(buffer, 1.0, PATIENT_US) == ([1, 1, 1], 3)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        buffer.update_ep_member()
+        found = [call(buffer, 2.0, PATIENT_US)]
+        buffer.low_latency_clean_mask_buffer()  # it cannot bring back who is not there
+        found.append(call(buffer, 3.0, PATIENT_US))
+        return [(active, int(value)) for active, value in found]
+
+    expected = [([1, 0, 1], 4), ([1, 0, 1], 6)]
+    assert ranks(SIZE, work) == [expected, None, expected]

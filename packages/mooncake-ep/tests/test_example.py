@@ -12,8 +12,8 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "moe_serving"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [1, 0])
-def test_tokens_stay_equal_while_a_rank_is_killed_comes_back_and_another_arrives(victim: int) -> None:
+def test_tokens_stay_equal_while_a_rank_is_killed_comes_back_and_another_arrives() -> None:
+    victim = 0  # the rank that made the group, and that speaks for all
     command = [sys.executable, str(EXAMPLE), "--kill", str(victim), "--sequences", "12"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -162,10 +162,10 @@ class Peers:
         """
         if self.wait(rank, word, least, deadline_ns):
             return True
-        window = self.windows[rank]
-        if window is None or not self.alive[rank]:
+        if not self.alive[rank]:
             return False
-        if not window.end(word, least):
+        window = self.windows[rank]
+        if window is not None and not window.end(word, least):
             return True  # it came after all
         self.give_up(rank)
         self.alive[rank] = False
