@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,27 @@ HERE = Path(__file__).resolve().parent
 QEMU = "qemu-system-x86_64"
 BOOT_AND_RUN_S = 900  # emulated, on a machine with other work: a script imports for three minutes
 NEEDS = {"--rdma": "rdma", "--nvmet": "nvme", "--nvme-connect": "nvme", "--cxl": "cxl"}
+
+# What the hardware has a hand in, and how many tests that is, in one process and between two.
+SUITE = {
+    "bytes, refusals and keys": (
+        (
+            "blocks_at_unaligned_offsets",
+            "a_closed_region_is_refused",
+            "a_revoked_key_is_refused",
+            "revoking_a_key",
+        ),
+        10,
+    ),
+    "cancellations and fences": (
+        ("a_cancelled_transfer_lets_go", "a_cancelled_write_lands", "a_stopped_peer_lands"),
+        7,
+    ),
+    "the end of a peer, and notices": (
+        ("the_death_of_a_peer", "a_notice_comes_after", "every_notice_comes_once", "a_peer_that_has_died"),
+        7,
+    ),
+}
 
 
 def kernel_cache() -> Path:
@@ -79,5 +101,24 @@ def lab(pytestconfig: pytest.Config) -> Callable[..., subprocess.CompletedProces
         sys.stderr.write(done.stderr)
         assert done.returncode == 0, f"exit status {done.returncode}:\n{done.stderr[-4000:]}"
         return done
+
+    return run
+
+
+@pytest.fixture(params=SUITE)
+def run_suite(
+    lab: Callable[..., subprocess.CompletedProcess[str]], request: pytest.FixtureRequest
+) -> Callable[[list[str], Path], None]:
+    """Runs a part of the suite of all drivers by pytest in a guest: ``run_suite(flags, file)``.
+
+    All of its tests have to pass, and none may be missing or skipped.
+    """
+    names, count = SUITE[request.param]
+
+    def run(flags: list[str], file: Path) -> None:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
+        done = lab(flags, [*command, "-k", " or ".join(names), str(file)])
+        (told,) = re.findall(r"^=*\s*(\d+ passed.*?) in ", done.stdout, re.MULTILINE)
+        assert re.fullmatch(rf"{count} passed, \d+ deselected", told), done.stdout
 
     return run

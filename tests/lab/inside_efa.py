@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from inside_efa_suite import DOMAIN, OPTIONS
 
 from mooncake_transfer import TransferConfig, TransferEngine, _wire
 from mooncake_transfer.drivers import probe_drivers
@@ -18,15 +19,6 @@ from mooncake_transfer.testing.owner import NOTICE_METHOD, RegionOwner
 from mooncake_transfer.testing.pattern import digest, pattern
 
 SIZE = 4 << 20
-DOMAIN = "rxe0"
-# Time is no evidence in an emulated guest.
-OPTIONS: dict[str, str | int | float | bool] = {
-    "provider": "verbs;ofi_rxm",
-    "domain": DOMAIN,
-    "endpoints": 8,
-    "connect_timeout_s": 60.0,
-    "dead_peer_timeout_s": 60.0,
-}
 DEADLINE_S = 120.0
 COUNTERS = Path("/sys/class/infiniband", DOMAIN, "ports/1/hw_counters")
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mooncake_driver_nvmeof import fabrics, namespace
 from mooncake_transfer import RailConfig, Region, Transfer, TransferConfig, TransferEngine
-from mooncake_transfer.errors import PeerUnreachable
+from mooncake_transfer.errors import PeerUnreachable, TransferError
 from mooncake_transfer.memory import FileSource
 
 Bytes = npt.NDArray[np.uint8]
@@ -148,13 +148,19 @@ def userspace(nsid: int, seed: int, **digests: bool) -> None:
         uuid=found.uuid.hex() == told, nbytes=found.nbytes)  # fmt: skip
 
 
-def unlink() -> None:
-    """Take the target's TCP port away: its connections end, new ones are refused."""
-    (PORTS / "1/subsystems" / NQN).unlink()
+def port(kind: str) -> Path:
+    """What makes the subsystem reachable at the target's port of that transport."""
+    (found,) = [each for each in PORTS.iterdir() if (each / "addr_trtype").read_text().strip() == kind]
+    return found / "subsystems" / NQN
 
 
-def link() -> None:
-    (PORTS / "1/subsystems" / NQN).symlink_to(f"/sys/kernel/config/nvmet/subsystems/{NQN}")
+def unlink(kind: str) -> None:
+    """Take the target's port away: its connections end, new ones are refused."""
+    port(kind).unlink()
+
+
+def link(kind: str) -> None:
+    port(kind).symlink_to(f"/sys/kernel/config/nvmet/subsystems/{NQN}")
 
 
 def moves(move: Callable[[], Transfer]) -> bool:
@@ -177,7 +183,7 @@ def taken_away() -> None:
         many = [[0, 2 * MIB, SIZE]] * 200
         lost, waiting = owner.write(local, ours, many), owner.write(local, theirs, many[:24])
         until(lambda: lost.bytes_done > 0 and waiting.bytes_done > 0, "both move bytes")
-        unlink()
+        unlink("tcp")
         error = ""
         try:
             lost.wait()
@@ -185,7 +191,7 @@ def taken_away() -> None:
             error = str(failure)
         refused = not moves(lambda: owner.read(local, ours, [[0, 0, 4096]]))
         held[:] = pattern(50)  # the refused read may have changed nothing
-        link()
+        link("tcp")
         until(lambda: moves(lambda: owner.write(local, ours, [[0, 2 * MIB, SIZE]])), "the target is back")
         waiting.wait()
         place, received = memory_of(owner)
@@ -195,6 +201,39 @@ def taken_away() -> None:
         same_theirs = np.array_equal(received, pattern(50))
         say(taken_away=True, error=error, refused=refused,
             ours=bool(same_ours), theirs=bool(same_theirs))  # fmt: skip
+    disconnect()
+
+
+def taken_from_the_kernel(kind: str, seed: int) -> None:
+    """Under load of the kernel's initiator: over rdma it waits and goes on, over loop its device is gone."""
+    device = connect(kind)[1]
+    error = ""
+    with engine() as owner:
+        local, held = memory_of(owner)
+        held[:] = pattern(seed)
+        place = owner.import_region(owner.register(FileSource(device, 0, 8 * SIZE)).descriptor())
+        # Loop is a copy in memory, and the way of its port takes some time.
+        moving = owner.write(local, place, [[0, 2 * MIB, SIZE]] * (200 if kind == "rdma" else 5000))
+        until(lambda: moving.bytes_done > 0, "it moves bytes")
+        unlink(kind)
+        left = moving.nbytes - moving.bytes_done
+        if kind == "rdma":
+            link(kind)
+        try:
+            moving.wait()
+        except TransferError as failure:
+            error = str(failure)
+    if kind == "loop":
+        link(kind)
+        device = connect(kind)[1]
+    with engine() as owner:
+        local, held = memory_of(owner)
+        held[:] = pattern(seed + 1)
+        place = owner.import_region(owner.register(FileSource(device, 0, 8 * SIZE)).descriptor())
+        owner.write(local, place, [[0, 4 * MIB, SIZE]]).wait()
+        again = np.array_equal(kernel_reads(device, 4 * MIB, SIZE), held)
+    whole = np.array_equal(kernel_reads(device, 2 * MIB, SIZE), pattern(seed))
+    say(taken_from_the_kernel=kind, left=left, error=error, whole=bool(whole), again=bool(again))
     disconnect()
 
 
@@ -239,6 +278,8 @@ def main() -> None:
     userspace(1, 20)
     userspace(2, 21, header_digest=True, data_digest=True)
     taken_away()
+    taken_from_the_kernel("rdma", 60)
+    taken_from_the_kernel("loop", 70)
 
 
 if __name__ == "__main__":

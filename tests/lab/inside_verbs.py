@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from mooncake_transfer.drivers import probe_drivers
 MIB = 1 << 20
 SIZE = 8 * MIB
 SMALL = 64 << 10
+ROUNDS = 8  # of a transfer that shall be under way for a while
 DEADLINE_S = 120.0
 NICS = tuple(f"lab{number}" for number in range(8))
 SENDERS = NICS[:4]
@@ -57,6 +59,13 @@ def since(before: dict[str, int]) -> dict[str, int]:
 def run(*command: str) -> None:
     """Run a program to its good end."""
     subprocess.run(command, check=True, timeout=60, capture_output=True)
+
+
+def dropped(nic: str) -> int:
+    """How many packets netem has dropped there."""
+    command = ["tc", "-s", "qdisc", "show", "dev", nic]
+    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    return sum(int(count) for count in re.findall(r"dropped (\d+)", done.stdout))
 
 
 def wait_for(what: str, condition: Callable[[], bool]) -> None:
@@ -142,13 +151,26 @@ class Mover:
         self.sent += 1
         return any(row["notices_sent"] for row in self.user.stats().values())
 
-    def lose(self, *links: Link) -> None:
-        """Links go down in the middle of a transfer, which survives it."""
-        transfer = self.user.write(self.source, self.remote, [[0, 0, SIZE]])
+    def lose(self, *links: Link) -> dict[str, Any]:
+        """Links go down in the middle of a transfer, which survives it; what was left, and what failed."""
+        errors = self.errors()
+        transfer = self.user.write(self.source, self.remote, [[0, 0, SIZE]] * ROUNDS)
         wait_for("the transfer does not begin", lambda: transfer.bytes_done > SIZE // 4)
         for link in links:
             link.down()
+        left = transfer.nbytes - transfer.bytes_done
         transfer.wait(DEADLINE_S)
+        failed = {device: count - errors[device] for device, count in self.errors().items()}
+        return {"left": left, "errors": failed}
+
+    def errors(self) -> dict[str, int]:
+        """Failed operations of each NIC's rails."""
+        counts = dict.fromkeys(SENDERS, 0)
+        for rail in self.user.rails():
+            nic = rail.device.removeprefix("rxe_").partition(":")[0]
+            if nic in counts:
+                counts[nic] += rail.errors
+        return counts
 
     def read_back(self) -> dict[str, int]:
         """Read what was written, into other memory."""
@@ -173,14 +195,20 @@ def over_four_nics() -> dict[str, Any]:
         report["back"] = mover.read_back()
         run("tc", "qdisc", "add", "dev", "lab0", "root", "netem", "loss", "1%")
         report["lossy"] = mover.move()
+
+        def lost_some() -> bool:
+            return dropped("lab0") > 0 or not mover.move()
+
+        wait_for("netem drops nothing", lost_some)
+        report["dropped"] = dropped("lab0")
         run("tc", "qdisc", "del", "dev", "lab0", "root")
-        mover.lose(links[1])
+        report["lost_one"] = mover.lose(links[1])
         report["without_lab1"] = mover.move()
         links[1].up()
         wait_for("lab1 is not used again", lambda: mover.move()["lab1"] > SIZE // 32)
         report["notices"] = mover.notices()
         report["pyverbs_notices"] = send_notices(owner)
-        mover.lose(*links)
+        report["lost_all"] = mover.lose(*links)
         report["without_any"] = mover.move()
         report["rails"] = [[rail.driver, rail.device, rail.bytes, rail.errors] for rail in user.rails()]
     return report

@@ -14,6 +14,7 @@ import pytest
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1020)]
 
 INSIDE = Path(__file__).with_name("inside_efa.py")
+INSIDE_SUITE = Path(__file__).with_name("inside_efa_suite.py")
 SIZE = 4 << 20
 # ofi_rxm makes a completion queue with room for so many peers; soft-RoCE has none for the usual 256.
 FEW_PEERS = "FI_UNIVERSE_SIZE=8"
@@ -44,3 +45,9 @@ def test_a_notification_comes_behind_the_bytes(report: dict[str, Any]) -> None:
 
 def test_a_wrong_key_is_refused(report: dict[str, Any]) -> None:
     assert "key" in report["refused"]
+
+
+def test_a_part_of_the_suite_of_all_drivers_passes(
+    run_suite: Callable[[list[str], Path], None],
+) -> None:
+    run_suite(["--rdma", "--env", FEW_PEERS], INSIDE_SUITE)

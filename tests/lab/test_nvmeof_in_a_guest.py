@@ -75,3 +75,17 @@ def test_a_target_that_was_taken_away_under_load_is_used_again(reports: list[dic
     assert report["refused"]
     assert report["ours"]
     assert report["theirs"]
+
+
+@pytest.mark.parametrize("kind", ["rdma", "loop"])
+def test_what_the_kernels_initiator_loses_under_load_is_told_and_can_be_used_again(
+    reports: list[dict[str, Any]], kind: str
+) -> None:
+    (report,) = [each for each in reports if each.get("taken_from_the_kernel") == kind]
+    assert report["left"] > 0, "the transfer was over before the target was gone"
+    assert report["again"]
+    if kind == "rdma":  # the kernel waits, and goes on
+        assert report["error"] == ""
+        assert report["whole"]
+    else:  # its device goes with the port
+        assert "cannot write" in report["error"]

@@ -15,8 +15,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1020)]
 
 INSIDE = Path(__file__).with_name("inside_verbs.py")
 INSIDE_SUITE = Path(__file__).with_name("inside_verbs_suite.py")
-# Small ones, and both of what a driver's own queue pairs must not confuse: refusals, and what goes on.
-SUITE = "unaligned or closed_region or revoked_key_is"
 INSIDE_HOSTS = Path(__file__).with_name("inside_verbs_hosts.py")
 MIB = 1 << 20
 SIZE = 8 * MIB
@@ -59,7 +57,7 @@ def test_four_nics_send_one_transfer_and_four_send_it_back(report: dict[str, Any
     for moved, senders in (("whole", range(4)), ("back", range(4, 8))):
         counts = [report["nics"][moved][f"lab{number}"] for number in senders]
         assert sum(counts) > SIZE
-        assert min(counts) > SIZE // 32, report["nics"]
+        assert min(counts) > SIZE / 4 / 2, f"less than half of an even share: {report['nics']}"
 
 
 def test_notices_are_writes_with_immediate_data(report: dict[str, Any]) -> None:
@@ -71,23 +69,27 @@ def test_notices_are_writes_with_immediate_data(report: dict[str, Any]) -> None:
 def test_a_transfer_survives_loss_and_the_end_of_a_link(report: dict[str, Any]) -> None:
     """And when the link is back, it is used again."""
     assert sum(report["nics"]["lossy"].values()) > SIZE
+    assert report["nics"]["dropped"] > 0
+    lost = report["nics"]["lost_one"]
+    assert lost["left"] > 0, "the transfer was over before the link was"
+    assert lost["errors"]["lab1"] > 0
     assert report["nics"]["without_lab1"]["lab1"] == 0
     assert sum(report["nics"]["without_lab1"].values()) > SIZE
 
 
 def test_tcp_carries_on_when_every_nic_is_gone(report: dict[str, Any]) -> None:
+    lost = report["nics"]["lost_all"]
+    assert lost["left"] > 0, "the transfer was over before the links were"
+    assert sum(lost["errors"].values()) > 0
     assert all(report["nics"]["without_any"][f"lab{number}"] == 0 for number in range(4))
     by_tcp = sum(nbytes for driver, _, nbytes, _ in report["nics"]["rails"] if driver == "tcp")
     assert by_tcp >= SIZE
 
 
 def test_a_part_of_the_suite_of_all_drivers_passes(
-    lab: Callable[..., subprocess.CompletedProcess[str]],
+    run_suite: Callable[[list[str], Path], None],
 ) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
-    done = lab(["--rdma"], [*command, "-k", SUITE, str(INSIDE_SUITE)])
-    assert " passed" in done.stdout
-    assert "failed" not in done.stdout
+    run_suite(["--rdma"], INSIDE_SUITE)
 
 
 def test_bytes_go_between_two_hosts(lab: Callable[..., subprocess.CompletedProcess[str]]) -> None:

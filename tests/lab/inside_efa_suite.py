@@ -1,0 +1,25 @@
+"""Runs inside the guest, by pytest: the suite that every driver passes, over libfabric's verbs;ofi_rxm."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from mooncake_transfer.testing import DriverConformance, Quirks, peer_process
+
+DOMAIN = "rxe0"
+# Time is no evidence in an emulated guest.
+OPTIONS: dict[str, str | int | float | bool] = {
+    "provider": "verbs;ofi_rxm",
+    "domain": DOMAIN,
+    "endpoints": 8,
+    "connect_timeout_s": 60.0,
+    "dead_peer_timeout_s": 60.0,
+}
+# Where the guest is emulated, another process reads every file of Python over 9p.
+peer_process.START_S = 400.0
+
+
+class TestEfaOnRxe(DriverConformance):
+    driver = "efa"
+    quirks = Quirks(notices=True)
+    driver_options: ClassVar = OPTIONS
