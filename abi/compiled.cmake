@@ -29,8 +29,14 @@ function(mooncake_add_module name folder)
   install(TARGETS ${name} LIBRARY DESTINATION "${folder}")
 endfunction()
 
-# mooncake_add_core([SOURCES...]): _core of every source in core/, and of those named.
+# mooncake_add_core([SHARED FOLDERS...] [SOURCES...]): _core of every source in core/ and in these folders of
+# abi/support, and of the sources named.
 function(mooncake_add_core)
+  cmake_parse_arguments(PARSE_ARGV 0 core "" "" "SHARED")
   file(GLOB sources CONFIGURE_DEPENDS core/*.cpp)
-  mooncake_add_module(_core . ${sources} ${ARGN})
+  foreach(folder IN LISTS core_SHARED)
+    file(GLOB shared CONFIGURE_DEPENDS "${MC_ABI_DIR}/support/${folder}/*.cpp")
+    list(APPEND sources ${shared})
+  endforeach()
+  mooncake_add_module(_core . ${sources} ${core_UNPARSED_ARGUMENTS})
 endfunction()

@@ -4,9 +4,13 @@
 #include <dlfcn.h>
 
 #include <initializer_list>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 
-#include "status.hpp"
+#include "os.hpp"
 
 namespace mooncake::driver {
 
@@ -51,5 +55,25 @@ class Library {
   void* handle_ = nullptr;
   std::string name_;
 };
+
+// What was loaded from a path stays: once in a process for each. `Loaded` has `Status load(path)`; what it
+// could not load is tried again by the next call.
+template <class Loaded>
+Status loaded_once(const std::string& path, const Loaded** out) {
+  struct All {
+    std::mutex mutex;
+    std::map<std::string, std::unique_ptr<Loaded>> by_path;
+  };
+  All& all = of_this_process<All>();
+  std::lock_guard lock(all.mutex);
+  std::unique_ptr<Loaded>& known = all.by_path[path];
+  if (!known) {
+    auto made = std::make_unique<Loaded>();
+    if (Status status = made->load(path); !status.ok()) return status;
+    known = std::move(made);
+  }
+  *out = known.get();
+  return {};
+}
 
 }  // namespace mooncake::driver

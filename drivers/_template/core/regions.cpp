@@ -7,6 +7,7 @@
 #include <string>
 
 #include "support/keys.hpp"
+#include "support/memory.hpp"
 #include "support/os.hpp"
 
 namespace template_driver {
@@ -61,11 +62,9 @@ char* Regions::Use::at(uint64_t offset) const {
 }
 
 Status Regions::add(const mc_memory& memory, std::shared_ptr<Region>* region) {
-  // An older engine knows fewer members; from numa_node on they came with later minors.
-  if (memory.struct_size < offsetof(mc_memory, numa_node))
-    return failed(MC_INVALID, "the memory description is of an unknown version");
-  if (memory.kind != MC_DRAM) return failed(MC_UNSUPPORTED, "the template driver moves main memory only");
-  if (memory.address == 0 || memory.length == 0) return failed(MC_INVALID, "the memory is empty");
+  Status known =
+      mooncake::driver::check_memory(memory, 1u << MC_DRAM, "the template driver moves main memory only");
+  if (!known.ok()) return known;
   auto made = std::make_shared<Region>();
   std::memcpy(&made->memory, &memory, std::min<size_t>(memory.struct_size, sizeof memory));
   made->keys.push_back({key_from(memory.key), kAllAccess});

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "support/memory.hpp"
 #include "support/table.hpp"
 
 namespace mooncake::efa {
@@ -132,13 +133,10 @@ void Endpoint::disconnect(mc_handle connection) {
 }
 
 Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered) {
-  if (memory.struct_size < offsetof(mc_memory, numa_node))
-    return failed(MC_INVALID, "the memory description is of an unknown version");
-  if (memory.kind != MC_DRAM && !(memory.kind == MC_CUDA && shared_.fabric.moves_cuda()))
-    return failed(MC_UNSUPPORTED,
-                  "libfabric's " + shared_.fabric.name() + " does not take this kind of memory");
-  if (memory.address == 0 || memory.length == 0 || memory.address + memory.length < memory.address)
-    return failed(MC_INVALID, "the memory is empty or wraps around the address space");
+  uint64_t kinds = 1u << MC_DRAM | (shared_.fabric.moves_cuda() ? 1u << MC_CUDA : 0u);
+  Status known = driver::check_memory(
+      memory, kinds, "libfabric's " + shared_.fabric.name() + " does not take this kind of memory");
+  if (!known.ok()) return known;
   auto region = std::make_shared<Region>();
   std::memcpy(&region->memory, &memory, std::min<size_t>(memory.struct_size, sizeof memory));
   if (Status status = target_.add(region); !status.ok()) return status;

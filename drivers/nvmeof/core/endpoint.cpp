@@ -7,6 +7,7 @@
 
 #include "file.hpp"
 #include "nvme_namespace.hpp"
+#include "support/memory.hpp"
 #include "support/table.hpp"
 
 namespace mooncake::nvmeof {
@@ -159,13 +160,12 @@ void Endpoint::release_key(mc_handle remote) { remotes_.take(remote); }
 // ---------------------------------------------------------------------------------------------- regions
 
 Status Endpoint::register_memory(const mc_memory& memory, mc_handle* registered) {
-  if (memory.struct_size < offsetof(mc_memory, numa_node))
-    return failed(MC_INVALID, "the memory description is of an unknown version");
+  if (Status status = driver::check_version(memory); !status.ok()) return status;
   if (memory.length == 0) return failed(MC_INVALID, "the memory is empty");
   auto region = std::make_shared<Region>(memory.region_id, memory.key, memory.length);
   if (memory.kind == MC_DRAM || memory.kind == MC_CUDA) {
-    if (memory.address == 0 || memory.address + memory.length < memory.address)
-      return failed(MC_INVALID, "the memory is empty or wraps around the address space");
+    Status status = driver::check_memory(memory, 1u << MC_DRAM | 1u << MC_CUDA, "");
+    if (!status.ok()) return status;
     region->memory = reinterpret_cast<std::byte*>(memory.address);
     region->on_gpu = memory.kind == MC_CUDA;
   } else if (memory.kind == MC_FILE || memory.kind == MC_BLOCK) {

@@ -7,19 +7,12 @@
 #include <cerrno>
 #include <utility>
 
+#include "support/calls.hpp"
+
 namespace mooncake::verbs {
 namespace {
 
 constexpr uint64_t kLatencyNs = 3'000;
-
-Status copy_out(const std::string& bytes, void* blob, size_t* length) {
-  if (*length < bytes.size())
-    return failed(MC_INVALID, "the address has " + std::to_string(bytes.size()) +
-                                  " bytes, and there is room for " + std::to_string(*length));
-  std::memcpy(blob, bytes.data(), bytes.size());
-  *length = bytes.size();
-  return {};
-}
 
 }  // namespace
 
@@ -120,7 +113,8 @@ Status Endpoint::stats(mc_stats& stats) {
 }
 
 Status Endpoint::export_address(void* blob, size_t* length) const {
-  return copy_out(encode(target_.address()), blob, length);
+  std::string address = encode(target_.address());
+  return driver::copy_out(address.data(), address.size(), blob, length);
 }
 
 Status Endpoint::connect(const void* address, size_t length, mc_handle* connection) {

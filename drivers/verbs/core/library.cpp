@@ -1,20 +1,6 @@
 #include "library.hpp"
 
-#include <map>
-#include <memory>
-#include <mutex>
-
-#include "support/os.hpp"
-
 namespace mooncake::verbs {
-namespace {
-
-struct Loaded {
-  std::mutex mutex;
-  std::map<std::string, std::unique_ptr<Verbs>> by_path;
-};
-
-}  // namespace
 
 Status Verbs::load(const std::string& path) {
   const char* remedy = "install libibverbs (Debian: libibverbs1 and ibverbs-providers)";
@@ -57,17 +43,6 @@ Status Verbs::load(const std::string& path) {
   return {};
 }
 
-Status Verbs::get(const std::string& path, const Verbs** verbs) {
-  auto& [mutex, loaded] = driver::of_this_process<Loaded>();
-  std::lock_guard lock(mutex);
-  std::unique_ptr<Verbs>& known = loaded[path];
-  if (!known) {
-    auto made = std::make_unique<Verbs>();
-    if (Status status = made->load(path); !status.ok()) return status;
-    known = std::move(made);
-  }
-  *verbs = known.get();
-  return {};
-}
+Status Verbs::get(const std::string& path, const Verbs** verbs) { return driver::loaded_once(path, verbs); }
 
 }  // namespace mooncake::verbs

@@ -51,8 +51,10 @@ struct Verbs {
   ibv::Mr* (*reg_dmabuf_mr)(ibv::Pd* pd, uint64_t offset, size_t length, uint64_t iova, int fd,
                             int access) = nullptr;
 
- private:
+  // What get() calls, once for each path.
   Status load(const std::string& path);
+
+ private:
   driver::Library library_;
 };
 

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstddef>
 #include <thread>
 
 #include "dma_buf.hpp"
+#include "support/memory.hpp"
 #include "support/os.hpp"
 
 namespace mooncake::verbs {
@@ -22,17 +22,12 @@ unsigned rights_of(uint32_t access) {
 }
 
 Status check(const mc_memory& memory, const Device& device) {
-  if (memory.struct_size < offsetof(mc_memory, numa_node))
-    return failed(MC_INVALID, "the memory description is of an unknown version");
-  if (memory.address == 0 || memory.length == 0 || memory.address + memory.length < memory.address)
-    return failed(MC_INVALID, "the memory is empty or wraps around the address space");
-  if (memory.kind == MC_DRAM) return {};
-  if (memory.kind != MC_CUDA)
-    return failed(MC_UNSUPPORTED,
-                  "the verbs driver moves main memory, and memory of a GPU through a DMA-BUF");
-  if (device.verbs().reg_dmabuf_mr == nullptr)
+  Status status =
+      driver::check_memory(memory, 1u << MC_DRAM | 1u << MC_CUDA,
+                           "the verbs driver moves main memory, and memory of a GPU through a DMA-BUF");
+  if (status.ok() && memory.kind == MC_CUDA && device.verbs().reg_dmabuf_mr == nullptr)
     return failed(MC_UNSUPPORTED, "this libibverbs has no ibv_reg_dmabuf_mr; install version 34 or newer");
-  return {};
+  return status;
 }
 
 // The range keeps the descriptor as long as the region is there: each grant registers the memory again.
