@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from mooncake_transfer import TransferEngine
 from mooncake_transfer.testing import DriverConformance, Quirks, peer_process
 
 DOMAIN = "rxe0"
@@ -23,3 +24,9 @@ class TestEfaOnRxe(DriverConformance):
     driver = "efa"
     quirks = Quirks(notices=True)
     driver_options: ClassVar = OPTIONS
+
+    @classmethod
+    def setup_class(cls) -> None:
+        """Open and close an engine first: libfabric keeps the devices open from its first one on."""
+        TransferEngine(cls.config()).close()
+        super().setup_class()
