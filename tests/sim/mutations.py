@@ -8,7 +8,6 @@ import pytest
 from simulated.run import Outcome, run_seed
 
 from mooncake_store import membership
-from mooncake_store.master.fences import Fences
 from mooncake_store.master.tiering import Tiering
 from mooncake_store.membership import Membership
 from mooncake_store.own_segment import OwnSegment
@@ -48,10 +47,6 @@ def losses_of_tiers_are_not_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tiering, "_purge", lambda self, unnamed: unnamed.clear())
 
 
-def late_writers_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Fences, "give_up", lambda self, slots, deadline_s: self._map.abandon(slots))
-
-
 MUTATIONS: dict[str, Mutation] = {
     mutation.__name__: mutation
     for mutation in (
@@ -60,7 +55,6 @@ MUTATIONS: dict[str, Mutation] = {
         leases_hold_for_ever,
         what_is_replaced_stays_in_tiers,
         losses_of_tiers_are_not_told,
-        late_writers_are_not_waited_for,
     )
 }
 

@@ -73,7 +73,7 @@ class Faults:
             (self.process_killed, 4),
             (self.process_ended, 2),
             (self.process_stopped, 8),
-            (self.writer_stopped, 8),
+            (self.writer_stopped, 30),
             (self.machine_lost, 1),
             (self.machine_suspended, 1),
             (self.network_parted, 4),
