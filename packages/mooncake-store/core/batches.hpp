@@ -44,7 +44,7 @@ struct Located {
 };
 
 struct Counts {
-  uint64_t stored = 0, evicted = 0, removed = 0, lost = 0, copied = 0;
+  uint64_t stored = 0, evicted = 0, removed = 0, lost = 0, copied = 0, corrupt = 0;
 };
 
 // What became of the records of a page.

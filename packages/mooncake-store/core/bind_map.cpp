@@ -170,6 +170,29 @@ nb::bytes commit(Map& self, const nb::bytes& slots, const std::vector<uint32_t>&
       self.batch([&](ObjectMap& map) { return map.commit(given, is_failed, names, replace, now_s); }));
 }
 
+void set_sums(Map& self, const nb::bytes& slots, const nb::bytes& sums) {
+  auto given = as_span<uint32_t>(slots, "slots");
+  auto known = as_span<uint64_t>(sums, "sums");
+  require_reserved(self.core(), given);
+  require(given.size() == known.size(), "there must be a sum for each slot");
+  self.batch([&](ObjectMap& map) { map.set_sums(given, known); });
+}
+
+nb::bytes sums_of(Map& self, const nb::bytes& slots) {
+  auto given = as_span<uint32_t>(slots, "slots");
+  std::vector<uint64_t> sums;
+  for (uint32_t at : given) {
+    require(self.core().is_slot(at), "there is no such slot");
+    sums.push_back(self.core().sum_at(at));
+  }
+  return packed(sums);
+}
+
+bool condemn(Map& self, uint32_t at, uint64_t segment) {
+  require(self.core().is_leased(at), "a slot has no lease");
+  return self.batch([&](ObjectMap& map) { return map.condemn(at, segment); });
+}
+
 void abandon(Map& self, const nb::bytes& slots) {
   auto given = as_span<uint32_t>(slots, "slots");
   require_reserved(self.core(), given);
@@ -445,6 +468,13 @@ void bind_objects(nb::class_<Map>& map) {
                    "replace: bool, now_s: float) -> bytes"),
            "Make reserved slots findable. Outcomes, one byte each; those at the positions `failed` stay\n"
            "reserved. Raises ValueError for slots that are not reserved.")
+      .def("set_sums", &set_sums, "slots"_a, "sums"_a,
+           "What the checksums (uint64) of the values of reserved slots are. Raises ValueError.")
+      .def("sums", &sums_of, "slots"_a, "Checksums (uint64), 0 for those not known. Raises ValueError.")
+      .def("condemn", &condemn, "at"_a, "segment"_a,
+           "What a leased slot has in this segment is not what was put: the replica leaves, or the object "
+           "does\n"
+           "with its last. False when it was not there any more. Raises ValueError.")
       .def("abandon", &abandon, "slots"_a,
            "Give back reserved room, to which nobody writes any more. Raises ValueError.")
       .def("remove", &remove, "digests"_a, "Hide what is there. One byte per digest, 0 or 1.")
@@ -521,6 +551,7 @@ void bind_copies(nb::class_<Map>& map) {
           },
           "at"_a, "version"_a, "Something was tried; if it was not enough, it is to be tried again.")
       .def_prop_ro("to_mend", [](Map& self) { return self.core().to_mend(); })
+      .def_prop_ro("corrupt", [](Map& self) { return self.core().counts().corrupt; })
       .def_prop_ro("copied", [](Map& self) { return self.core().counts().copied; })
       .def("whereabouts", &whereabouts, "digests"_a,
            "Of each digest its slot (2**32 - 1: not there), version, number of an owner, how many whole\n"

@@ -35,11 +35,11 @@ const mc_calls_v1* calls_of(const nb::object& capsule) {
 
 struct Client {
   Client(nb::object capsule, const std::string& method, const nb::bytes& prefix, nb::object wake,
-         double call_s, double transfer_s)
+         double call_s, double transfer_s, bool sums)
       : capsule(std::move(capsule)),
         wake(std::move(wake)),
         prefix(view(prefix)),
-        quick(calls_of(this->capsule), method, {call_s, transfer_s}) {}
+        quick(calls_of(this->capsule), method, {call_s, transfer_s}, sums) {}
 
   nb::object capsule, wake;
   std::string prefix;
@@ -61,6 +61,15 @@ class LocalRegion {
   const mc_calls_v1* calls_;
   void* kept_;
 };
+
+// What quick calls may look into; only main memory has an address and no device.
+Quick::Memory memory_of(const LocalRegion& local, nb::handle region) {
+  nb::object address = region.attr("address"), device = region.attr("device");
+  bool here = PyLong_Check(address.ptr()) && PyLong_AsLong(device.ptr()) == -1;
+  uint64_t at = here ? PyLong_AsUnsignedLongLong(address.ptr()) : 0;
+  PyErr_Clear();
+  return {local.get(), reinterpret_cast<const uint8_t*>(at)};
+}
 
 // False for what is no key; the other way then says why.
 bool take_key(nb::handle key, std::string_view* text) {
@@ -131,10 +140,11 @@ nb::object get_into(Client& self, nb::handle key, nb::handle region, nb::handle 
                take_number(nbytes, &room) && take_number(region.attr("nbytes"), &whole);
   if (!usual || at > whole || room > whole - at) return nb::none();
   std::string digest = digest_of(self, text);
+  Quick::Memory memory = memory_of(local, region);
   QuickResult result;
   {
     GilReleased release;
-    result = self.quick.get(digest, local.get(), at, room);
+    result = self.quick.get(digest, memory, at, room);
   }
   if (result.stage != Stage::kDone) return hand_over(self, result);
   wake(self, result);
@@ -149,10 +159,11 @@ nb::object get(Client& self, nb::handle key, nb::handle staging) {
                take_number(staging.attr("nbytes"), &whole) && take_number(staging.attr("address"), &address);
   if (!usual) return nb::none();
   std::string digest = digest_of(self, text);
+  Quick::Memory memory{local.get(), reinterpret_cast<const uint8_t*>(address)};
   QuickResult result;
   {
     GilReleased release;
-    result = self.quick.get(digest, local.get(), 0, whole);
+    result = self.quick.get(digest, memory, 0, whole);
   }
   if (result.stage != Stage::kDone) return hand_over(self, result);
   wake(self, result);
@@ -168,19 +179,20 @@ nb::object put_from(Client& self, nb::handle key, nb::handle region, nb::handle 
                take_number(nbytes, &size) && take_number(region.attr("nbytes"), &whole);
   if (!usual || at > whole || size > whole - at) return nb::none();
   std::string digest = digest_of(self, text);
+  Quick::Memory memory = memory_of(local, region);
   QuickResult result;
   {
     GilReleased release;
-    result = self.quick.put(digest, text, replace, local.get(), at, size, seen_epoch, seen);
+    result = self.quick.put(digest, text, replace, memory, at, size, seen_epoch, seen);
   }
   if (result.stage != Stage::kDone || !result.committed.empty()) return hand_over(self, result);
   return nb::bool_(true);
 }
 
-void know(Client& self, uint64_t segment, const nb::bytes& descriptor, nb::handle remote) {
+void know(Client& self, uint64_t segment, const nb::bytes& descriptor, nb::handle remote, bool checked) {
   const mc_calls_v1* calls = self.quick.calls();
   void* kept = calls->keep_remote(calls->context, remote.ptr());
-  if (kept != nullptr) self.quick.know(segment, std::string(view(descriptor)), kept);
+  if (kept != nullptr) self.quick.know(segment, std::string(view(descriptor)), kept, checked);
 }
 
 using CallsTuple = std::tuple<std::string, uint64_t, uint64_t, double, std::vector<uint64_t>>;
@@ -204,11 +216,11 @@ void bind(nb::module_& m) {
       "The usual get and put of one value, without the interpreter. Thread-safe.\n\n"
       "A call returns what the client's does, None when it has done nothing, or else how far it\n"
       "has come, as quick.Handed.")
-      .def(nb::init<nb::object, const std::string&, const nb::bytes&, nb::object, double, double>(),
-           "calls"_a, "method"_a, "prefix"_a, "wake"_a, "call_timeout_s"_a, "transfer_timeout_s"_a,
+      .def(nb::init<nb::object, const std::string&, const nb::bytes&, nb::object, double, double, bool>(),
+           "calls"_a, "method"_a, "prefix"_a, "wake"_a, "call_timeout_s"_a, "transfer_timeout_s"_a, "sums"_a,
            nb::sig("def __init__(self, calls: object, method: str, prefix: bytes, wake: "
-                   "collections.abc.Callable[[], None], call_timeout_s: float, transfer_timeout_s: float) -> "
-                   "None"))
+                   "collections.abc.Callable[[], None], call_timeout_s: float, transfer_timeout_s: float, "
+                   "sums: bool) -> None"))
       .def(
           "join",
           [](Client& self, uint64_t connection, uint64_t epoch, uint64_t client, double lease_ttl_s,
@@ -220,9 +232,10 @@ void bind(nb::module_& m) {
       .def_prop_ro("joined", [](const Client& self) { return self.quick.joined(); })
       .def(
           "leave", [](Client& self) { self.quick.leave(); }, "It is not any more.")
-      .def("know", &know, "segment"_a, "descriptor"_a, "remote"_a,
-           nb::sig("def know(self, segment: int, descriptor: bytes, remote: object) -> None"),
-           "The segment of this descriptor is reached as this RemoteRegion.")
+      .def("know", &know, "segment"_a, "descriptor"_a, "remote"_a, "checked"_a,
+           nb::sig("def know(self, segment: int, descriptor: bytes, remote: object, checked: bool) -> None"),
+           "The segment of this descriptor is reached as this RemoteRegion; what comes from there is "
+           "`checked`.")
       .def(
           "forget", [](Client& self, uint64_t segment) { self.quick.forget(segment); }, "segment"_a)
       .def(

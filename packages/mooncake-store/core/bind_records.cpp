@@ -11,6 +11,7 @@
 #include "bind.hpp"
 #include "digests.hpp"
 #include "ledger.hpp"
+#include "support/gil.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -52,6 +53,24 @@ nb::bytes key_digests(const nb::bytes& prefix, const nb::list& keys) {
 }
 
 using Departures = std::vector<std::tuple<nb::bytes, nb::bytes, std::string>>;
+
+nb::bytes value_sums(uint64_t address, uint64_t nbytes, const nb::bytes& offsets, const nb::bytes& sizes) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(address);
+  std::string_view at = view(offsets), lengths = view(sizes);
+  if (at.size() != lengths.size()) throw nb::value_error("offsets and sizes must have one length");
+  std::vector<uint64_t> starts(at.size() / 8), counts(at.size() / 8), sums;
+  if (!starts.empty()) std::memcpy(starts.data(), at.data(), 8 * starts.size());
+  if (!starts.empty()) std::memcpy(counts.data(), lengths.data(), 8 * counts.size());
+  for (size_t i = 0; i < starts.size(); ++i) {
+    bool inside = counts[i] <= nbytes && starts[i] <= nbytes - counts[i];
+    if (!inside) throw nb::value_error("a value does not lie in the memory");
+  }
+  {
+    mooncake::GilReleased release;
+    for (size_t i = 0; i < starts.size(); ++i) sums.push_back(value_sum(bytes + starts[i], counts[i]));
+  }
+  return nb::bytes(reinterpret_cast<const char*>(sums.data()), 8 * sums.size());
+}
 
 Departures take(Ledger& self, uint64_t first, const nb::bytes& frames) {
   std::vector<Ledger::Departed> departed;
@@ -138,6 +157,8 @@ void bind_records(nb::module_& m) {
         "frame. Raises ValueError.");
   m.def("tenant_keys", &tenant_keys, "frames"_a, "tenant"_a, "begin"_a,
         "Key and bytes of each record of a tenant whose key begins so. Raises ValueError.");
+  m.def("value_sums", &value_sums, "address"_a, "nbytes"_a, "offsets"_a, "sizes"_a,
+        "Checksums (uint64) of values in memory, given by offset and size (uint64); see core/digests.hpp.");
   m.def("key_digests", &key_digests, "prefix"_a, "keys"_a,
         nb::sig("def key_digests(prefix: bytes, keys: list[str | bytes]) -> bytes"),
         "xxh3-128 of the prefix and each key (text is UTF-8): 16 bytes each. Raises ValueError for a key "

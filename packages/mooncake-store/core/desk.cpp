@@ -247,6 +247,11 @@ Desk::Done Desk::locate(Asked& asked, std::string& reply) {
                   .id = 0};
   add_all(reply, located.found);
   add_all(reply, located.sizes);
+  if ((asked.head.flags & kSums) != 0) {
+    head.flags |= kSummed;
+    size_t next = 0;
+    for (uint8_t found : located.found) add(reply, found ? map_.sum_at(located.slots[next++]) : uint64_t{0});
+  }
   for (const Rows& rows : located.replicas) add_rows(reply, rows);
   head.segments = add_segments(reply, located.replicas);
   if (hits != 0) head.id = leases_.grant(asked.head.client, std::move(located.slots), asked.now_s).id;
@@ -334,6 +339,7 @@ Desk::Done Desk::reserve(Asked& asked, std::string& reply) {
 
 Desk::Done Desk::commit(Asked& asked, std::string& reply) {
   if (tiered_) return Done::kNever;
+  auto sums = asked.rest.numbers<uint64_t>(asked.head.sums);
   if (!asked.rest.ended()) return Done::kNotThis;
   AnswerHead head{
       .kind = Express::kCommit, .flags = 0, .segments = 0, .count = 0, .lists = 0, .spare = 0, .id = 0};
@@ -344,6 +350,7 @@ Desk::Done Desk::commit(Asked& asked, std::string& reply) {
     std::vector<uint8_t> failed(grant->slots.size());
     std::vector<std::string_view> keys(grant->keys.begin(), grant->keys.end());
     bool replace = (asked.head.flags & kReplace) != 0;
+    map_.set_sums(grant->slots, sums);
     std::vector<Outcome> outcomes = map_.commit(grant->slots, failed, keys, replace, asked.now_s);
     head.count = static_cast<uint32_t>(outcomes.size());
     add_all(reply, outcomes);

@@ -3,6 +3,9 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace mooncake::store {
 
@@ -101,12 +104,63 @@ uint64_t merged(const Lanes& lanes, const uint8_t* secret, uint64_t start) {
   return avalanche(start);
 }
 
+#if defined(__x86_64__)
+#define AVX2 __attribute__((target("avx2"))) inline
+using Four = __m256i;
+
+AVX2 Four load(const void* at) { return _mm256_loadu_si256(static_cast<const Four*>(at)); }
+
+AVX2 void add_to(Four& sum, const uint8_t* bytes, const uint8_t* secret) {
+  Four value = load(bytes), key = _mm256_xor_si256(value, load(secret));
+  Four product = _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32));
+  // Each value goes to the lane beside its own.
+  sum = _mm256_add_epi64(_mm256_add_epi64(sum, _mm256_shuffle_epi32(value, 0x4e)), product);
+}
+
+AVX2 void scramble(Four& sum, const uint8_t* secret) {
+  Four prime = _mm256_set1_epi64x(static_cast<int64_t>(kPrime32a));
+  sum = _mm256_xor_si256(_mm256_xor_si256(sum, _mm256_srli_epi64(sum, 47)), load(secret));
+  Four top = _mm256_slli_epi64(_mm256_mul_epu32(_mm256_srli_epi64(sum, 32), prime), 32);
+  sum = _mm256_add_epi64(_mm256_mul_epu32(sum, prime), top);
+}
+
+// As the loop of long_sums, for whole blocks of 1 KiB, four lanes at a time.
+AVX2 void add_blocks(Lanes& lanes, const uint8_t* bytes, size_t blocks) {
+  Four low = load(lanes.data()), high = load(lanes.data() + 4);
+  for (; blocks != 0; --blocks) {
+    for (size_t stripe = 0; stripe < 16; ++stripe, bytes += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(bytes + 512), _MM_HINT_T0);
+      add_to(low, bytes, kSecret + 8 * stripe);
+      add_to(high, bytes + 32, kSecret + 8 * stripe + 32);
+    }
+    scramble(low, kSecret + 128);
+    scramble(high, kSecret + 160);
+  }
+  _mm256_storeu_si256(reinterpret_cast<Four*>(lanes.data()), low);
+  _mm256_storeu_si256(reinterpret_cast<Four*>(lanes.data() + 4), high);
+}
+#undef AVX2
+#endif
+
+// How much of `bytes`, whose last stripe comes afterwards, was added at once.
+size_t add_quickly(Lanes& lanes, const uint8_t* bytes, size_t end) {
+#if defined(__x86_64__)
+  static const bool able = __builtin_cpu_supports("avx2");
+  if (able) {
+    add_blocks(lanes, bytes, end / 1024);
+    return end / 1024 * 1024;
+  }
+#endif
+  (void)lanes, (void)bytes, (void)end;
+  return 0;
+}
+
 // More than 240 bytes.
 Sums long_sums(const uint8_t* bytes, size_t length) {
   constexpr size_t kStripe = 64, kBlock = 16 * kStripe;
   Lanes lanes{kPrime32c, kPrime1, kPrime2, kPrime3, kPrime4, kPrime32b, kPrime5, kPrime32a};
   size_t end = (length - 1) / kStripe * kStripe;
-  for (size_t at = 0; at < end; at += kStripe) {
+  for (size_t at = add_quickly(lanes, bytes, end); at < end; at += kStripe) {
     accumulate(lanes, bytes + at, kSecret + at % kBlock / 8);
     if ((at + kStripe) % kBlock != 0) continue;
     for (size_t i = 0; i < lanes.size(); ++i) {
@@ -119,10 +173,25 @@ Sums long_sums(const uint8_t* bytes, size_t length) {
 
 }  // namespace
 
+static Sums sums_of(const uint8_t* bytes, size_t length) {
+  return length <= 128   ? short_sums(bytes, length)
+         : length <= 240 ? middle_sums(bytes, length)
+                         : long_sums(bytes, length);
+}
+
+uint64_t value_sum(const uint8_t* bytes, size_t length) {
+  std::array<uint8_t, 24> filled{};
+  if (length < 17) {
+    if (length != 0) std::memcpy(filled.data(), bytes, length);
+    filled.back() = static_cast<uint8_t>(length);
+    bytes = filled.data(), length = filled.size();
+  }
+  uint64_t sum = sums_of(bytes, length).low;
+  return sum == 0 ? 1 : sum;
+}
+
 void xxh3_128(const uint8_t* bytes, size_t length, uint8_t* digest) {
-  Sums sums = length <= 128   ? short_sums(bytes, length)
-              : length <= 240 ? middle_sums(bytes, length)
-                              : long_sums(bytes, length);
+  Sums sums = sums_of(bytes, length);
   sums = {__builtin_bswap64(sums.high), __builtin_bswap64(sums.low)};
   std::memcpy(digest, &sums, sizeof(sums));
 }

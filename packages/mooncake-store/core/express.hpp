@@ -3,14 +3,16 @@
 // little-endian, as the machines are that this builds for.
 //
 // Requests:
-// - Locate: u64 of each lease that has ended, 16 bytes digest of each key
+// - Locate: u64 of each lease that has ended, 16 bytes digest of each key; kSums: sums are asked for
 // - Exist: digests
 // - Release: nothing; `id` is the lease
 // - Reserve: ended leases, digests, u64 size of each, u32 bytes of each key, then the keys
-// - Commit: nothing; `id` is the reservation, `seen` the last record taken
+// - Commit: u64 of each of `sums` checksums, of all values or none; `id` is the reservation, `seen` the last
+//   record taken
 //
 // Answers:
-// - Locate: a byte of each key, u64 size of each, for each of `lists` u32 count of rows and the rows, then
+// - Locate: a byte of each key, u64 size of each, with kSummed u64 checksum of each (0: not known), for each
+// of `lists` u32 count of rows and the rows, then
 //   segments
 // - Exist: a byte of each key
 // - Release: u32 position of each of `count` broken reads
@@ -37,8 +39,8 @@ static_assert(std::endian::native == std::endian::little);
 enum class Express : uint8_t { kOtherWay, kLocate, kRelease, kExist, kReserve, kCommit };
 inline constexpr size_t kExpressKinds = 6;
 // Flags of requests, and of answers.
-inline constexpr uint8_t kReplace = 1;
-inline constexpr uint8_t kWait = 1, kExpired = 2, kRoom = 4;
+inline constexpr uint8_t kReplace = 1, kSums = 2;
+inline constexpr uint8_t kWait = 1, kExpired = 2, kRoom = 4, kSummed = 8;
 // Flags of kOtherWay; with none, better for a moment: this request and not the next one of its kind, or all
 // of its kind as long as this master and client have each other.
 inline constexpr uint8_t kThisOne = 1, kForGood = 2;
@@ -47,7 +49,7 @@ struct AskHead {
   Express kind;
   uint8_t flags;
   uint16_t spare;
-  uint32_t keys, ended, spare_too;
+  uint32_t keys, ended, sums;
   uint64_t epoch, client, id, seen;
 };
 static_assert(sizeof(AskHead) == 48);

@@ -225,6 +225,7 @@ void ObjectMap::free(uint32_t at) {
   book(at, -1);
   each_extent(slot, [&](const Extent& extent) { free_extent(extent, slot.tenant, was_known); });
   if (slot.extra != 0) drop_extra(at);
+  sums_.set(at, 0);
   slots_.remove(at);
 }
 

@@ -21,6 +21,7 @@
 #include "records.hpp"
 #include "segments.hpp"
 #include "slots.hpp"
+#include "sums.hpp"
 
 namespace mooncake::store {
 
@@ -62,6 +63,12 @@ class ObjectMap {
   // Makes reserved slots findable. Those of which `failed` says 1 stay reserved.
   std::vector<Outcome> commit(std::span<const uint32_t> slots, std::span<const uint8_t> failed,
                               std::span<const std::string_view> keys, bool replace, double now_s);
+  // What their values' checksums are (sums.hpp): of reserved slots, before they are committed.
+  void set_sums(std::span<const uint32_t> slots, std::span<const uint64_t> sums);
+  uint64_t sum_at(uint32_t at) const { return sums_[at]; }
+  // The replica of a leased slot that has bytes in this segment is not what was put: it leaves, or the object
+  // does with its last. False when it was not there any more.
+  bool condemn(uint32_t at, uint64_t segment);
   // Gives back the room of reserved slots. Nobody may write to it any more.
   void abandon(std::span<const uint32_t> slots);
   std::vector<uint8_t> remove(std::span<const Digest> digests);
@@ -250,6 +257,7 @@ class ObjectMap {
   void send(uint32_t member, std::string_view frame);
 
   Slots slots_;
+  ValueSums sums_;
   Index index_{slots_};
   Orders orders_;
   Segments segments_;

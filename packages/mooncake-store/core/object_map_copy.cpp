@@ -283,6 +283,17 @@ bool ObjectMap::relinquish(const Ref& ref, uint64_t segment) {
   return true;
 }
 
+bool ObjectMap::condemn(uint32_t at, uint64_t segment) {
+  if (slots_[at].state != State::kCommitted || !lies_in(std::span(&at, 1), segment)) return false;
+  ++counts_.corrupt;
+  if (staying(at, segment).empty()) {
+    hide(at, kNoSlot);
+  } else {
+    let_leave(at, segment);
+  }
+  return true;
+}
+
 bool ObjectMap::lies_in(std::span<const uint32_t> slots, uint64_t id) const {
   auto number = segments_.find(id);
   bool found = false;

@@ -237,6 +237,10 @@ Outcome ObjectMap::commit_one(uint32_t at, std::string_view key, bool replace, d
   return Outcome::kStored;
 }
 
+void ObjectMap::set_sums(std::span<const uint32_t> slots, std::span<const uint64_t> sums) {
+  for (size_t i = 0; i < slots.size() && i < sums.size(); ++i) sums_.set(slots[i], sums[i]);
+}
+
 void ObjectMap::abandon(std::span<const uint32_t> slots) {
   for (uint32_t at : slots) {
     copy_give_up(at);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "batches.hpp"
+#include "digests.hpp"
 
 namespace mooncake::store {
 
@@ -29,7 +30,7 @@ AskHead head_of(Express kind, const Standing& standing) {
           .spare = 0,
           .keys = 0,
           .ended = 0,
-          .spare_too = 0,
+          .sums = 0,
           .epoch = standing.epoch,
           .client = standing.client,
           .id = 0,
@@ -75,8 +76,8 @@ bool Quick::joined() const {
   return joined_;
 }
 
-void Quick::know(uint64_t segment, std::string descriptor, void* remote) {
-  auto fresh = std::make_shared<Remote>(calls_, remote);
+void Quick::know(uint64_t segment, std::string descriptor, void* remote, bool checked) {
+  auto fresh = std::make_shared<Remote>(calls_, remote, checked);
   std::lock_guard lock(mutex_);
   Reached& known = reached_[segment];
   known.descriptor = std::move(descriptor);
@@ -214,7 +215,7 @@ std::shared_ptr<Quick::Remote> Quick::reached(const Piece& piece) const {
 }
 
 // False, with the stage set, when not all has moved.
-bool Quick::move(QuickResult& result, bool write, void* region, uint64_t offset, const Piece& piece,
+bool Quick::move(QuickResult& result, Memory memory, uint64_t* sum, uint64_t offset, const Piece& piece,
                  uint64_t lease, uint64_t until_ns) {
   result.segment = piece.segment;
   std::shared_ptr<Remote> remote = reached(piece);
@@ -225,13 +226,16 @@ bool Quick::move(QuickResult& result, bool write, void* region, uint64_t offset,
   uint64_t began_ns = now_ns();
   result.stage = Stage::kNotMoved;
   Running running{piece.segment, lease, began_ns, nullptr};
-  running.run = calls_->begin(calls_->context, write, region, remote->remote, offset, piece.offset,
-                              piece.nbytes, &result.failure);
+  running.run = calls_->begin(calls_->context, sum != nullptr, memory.region, remote->remote, offset,
+                              piece.offset, piece.nbytes, &result.failure);
   if (running.run == nullptr) return false;
   {
     std::lock_guard lock(mutex_);
     running_.push_back(&running);
   }
+  // While it moves.
+  if (sum != nullptr && sums_ && memory.bytes != nullptr)
+    *sum = value_sum(memory.bytes + offset, piece.nbytes);
   int outcome = calls_->finish(running.run, until_ns, &result.failure);
   {
     std::lock_guard cancelling(cancelling_);
@@ -262,12 +266,13 @@ bool Quick::let_go(QuickResult& result, uint64_t lease) {
 
 // ---- the calls
 
-QuickResult Quick::get(std::string_view digest, void* region, uint64_t offset, uint64_t room) {
+QuickResult Quick::get(std::string_view digest, Memory memory, uint64_t offset, uint64_t room) {
   QuickResult result;
   std::vector<uint64_t> ended;
   if (!begin(result, kLocateCall, ended)) return result;
   AskHead asked = head_of(Express::kLocate, result.standing);
   asked.keys = 1;
+  if (sums_) asked.flags = kSums;
   asked.ended = static_cast<uint32_t>(ended.size());
   std::string request;
   request.reserve(sizeof(asked) + 8 * ended.size() + digest.size());
@@ -284,6 +289,7 @@ QuickResult Quick::get(std::string_view digest, void* region, uint64_t offset, u
   auto head = rest.number<AnswerHead>();
   std::string_view found = rest.block(head.count);
   auto nbytes = rest.number<uint64_t>();
+  uint64_t sum = (head.flags & kSummed) != 0 ? rest.number<uint64_t>() : 0;
   if (!rest.good() || head.kind != Express::kLocate || head.count != 1) return result;
   result.nbytes = nbytes;
   if (found[0] == 0) {
@@ -296,9 +302,16 @@ QuickResult Quick::get(std::string_view digest, void* region, uint64_t offset, u
   }
   Piece piece{};
   if (nbytes > room || nbytes == 0 || !take_piece(rest, head, nbytes, piece)) return result;
+  std::shared_ptr<Remote> remote = reached(piece);
+  bool checked = sums_ && remote && remote->checked;
+  if (checked && (sum == 0 || memory.bytes == nullptr)) return result;
   uint64_t limit_ns = to_ns(limits_.transfer_s) / (head.lists > 1 ? 2 : 1);
-  if (!move(result, false, region, offset, piece, head.id, now_ns() + time_of(nbytes) + limit_ns))
+  if (!move(result, memory, nullptr, offset, piece, head.id, now_ns() + time_of(nbytes) + limit_ns))
     return result;
+  if (checked && value_sum(memory.bytes + offset, nbytes) != sum) {
+    result.stage = Stage::kAnswered;  // for the other way to read and look again, and say whose fault it is
+    return result;
+  }
   if (!let_go(result, head.id)) return result;
   result.stage = Stage::kDone;
   uint64_t took_ns = now_ns() - result.asked_ns;
@@ -309,7 +322,7 @@ QuickResult Quick::get(std::string_view digest, void* region, uint64_t offset, u
   return result;
 }
 
-QuickResult Quick::put(std::string_view digest, std::string_view key, bool replace, void* region,
+QuickResult Quick::put(std::string_view digest, std::string_view key, bool replace, Memory memory,
                        uint64_t offset, uint64_t nbytes, uint64_t seen_epoch, uint64_t seen) {
   QuickResult result;
   result.nbytes = nbytes;
@@ -341,14 +354,17 @@ QuickResult Quick::put(std::string_view digest, std::string_view key, bool repla
   if (!take_piece(rest, head, nbytes, piece)) return result;
   uint64_t deadline_ns = result.asked_ns + to_ns(kDeadlineMargin * result.standing.reservation_ttl_s);
   uint64_t until_ns = now_ns() + time_of(nbytes) + to_ns(limits_.transfer_s) / 2;
-  if (!move(result, true, region, offset, piece, 0, std::min(deadline_ns, until_ns))) return result;
+  uint64_t sum = 0;
+  if (!move(result, memory, &sum, offset, piece, 0, std::min(deadline_ns, until_ns))) return result;
 
   AskHead commit = head_of(Express::kCommit, result.standing);
   commit.flags = asked.flags;
   commit.id = head.id;
   commit.seen = seen_epoch == result.standing.epoch ? seen : 0;
   request.clear();
+  commit.sums = sum != 0;
   add(request, commit);
+  if (sum != 0) add(request, sum);
   std::string answer;
   // The other way, in which the reservation is still to be committed, or not at all.
   if (!ask(result, kCommitCall, request, answer)) {

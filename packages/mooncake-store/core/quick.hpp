@@ -75,9 +75,9 @@ class Quick {
     uint64_t hits = 0, misses = 0, read_bytes = 0, stored = 0, written_bytes = 0;
   };
 
-  // `calls` outlives it.
-  Quick(const mc_calls_v1* calls, std::string method, QuickLimits limits)
-      : calls_(calls), method_(std::move(method)), limits_(limits) {}
+  // `calls` outlives it. `sums`: values have checksums, and are compared with them where that is said.
+  Quick(const mc_calls_v1* calls, std::string method, QuickLimits limits, bool sums)
+      : calls_(calls), method_(std::move(method)), limits_(limits), sums_(sums) {}
   Quick(const Quick&) = delete;
 
   const mc_calls_v1* calls() const { return calls_; }
@@ -86,7 +86,8 @@ class Quick {
   void leave();
   bool joined() const;
   // The segment is reached by the remote region (of keep_remote) as long as this is its descriptor.
-  void know(uint64_t segment, std::string descriptor, void* remote);
+  // `checked`: what comes from there is compared with its checksum.
+  void know(uint64_t segment, std::string descriptor, void* remote, bool checked);
   void forget(uint64_t segment);
   // Forgets other segments, and ends moves from or to them that began before; they exist no more.
   void keep_only(const std::vector<uint64_t>& segments, uint64_t asked_ns);
@@ -103,18 +104,26 @@ class Quick {
   void idle() { idle_ = true; }
   Counts take_counts();
 
-  // Without the interpreter's lock. `region` is of keep_region; the digest has 16 bytes.
-  QuickResult get(std::string_view digest, void* region, uint64_t offset, uint64_t room);
-  QuickResult put(std::string_view digest, std::string_view key, bool replace, void* region, uint64_t offset,
+  // Memory of this process. `region` is of keep_region; `bytes`: where it begins, null when it is none that
+  // this can look into, and has no checksums.
+  struct Memory {
+    void* region;
+    const uint8_t* bytes;
+  };
+  // Without the interpreter's lock. The digest has 16 bytes.
+  QuickResult get(std::string_view digest, Memory memory, uint64_t offset, uint64_t room);
+  QuickResult put(std::string_view digest, std::string_view key, bool replace, Memory memory, uint64_t offset,
                   uint64_t nbytes, uint64_t seen_epoch, uint64_t seen);
 
  private:
   struct Remote {
-    Remote(const mc_calls_v1* calls, void* remote) : calls(calls), remote(remote) {}
+    Remote(const mc_calls_v1* calls, void* remote, bool checked)
+        : calls(calls), remote(remote), checked(checked) {}
     ~Remote() { calls->drop_remote(remote); }
     Remote(const Remote&) = delete;
     const mc_calls_v1* calls;
     void* remote;
+    const bool checked;
   };
   struct Reached {
     std::string descriptor;
@@ -135,12 +144,14 @@ class Quick {
   bool ask(QuickResult& result, Counted kind, const std::string& request, std::string& answer);
   static bool take_piece(Reader& rest, const AnswerHead& head, uint64_t nbytes, Piece& piece);
   std::shared_ptr<Remote> reached(const Piece& piece) const;
-  bool move(QuickResult& result, bool write, void* region, uint64_t offset, const Piece& piece,
+  // `sum`: of what is written it gets the checksum, if this can look into the memory.
+  bool move(QuickResult& result, Memory memory, uint64_t* sum, uint64_t offset, const Piece& piece,
             uint64_t lease, uint64_t until_ns);
   bool let_go(QuickResult& result, uint64_t lease);
   const mc_calls_v1* const calls_;
   const std::string method_;
   const QuickLimits limits_;
+  const bool sums_;  // values have checksums
   std::atomic<bool> idle_{false};
 
   // Held while runs are cancelled, which may wait for the interpreter: never asked for with its lock held.

@@ -322,7 +322,7 @@ def test_an_owner_in_a_hurry_gives_up_the_copies_that_are_on_their_way(
     few.fill(content, 0)
     owner, begun = few.owners[0], list[Stuck]()
 
-    def write(*_: Any) -> Stuck:
+    def write(*_: Any, **__: Any) -> Stuck:
         begun.append(Stuck())
         return begun[-1]
 
@@ -341,7 +341,7 @@ def test_an_owner_that_closes_is_in_a_hurry_as_soon_as_it_is_told(
     few.fill(content, 0)
     owner, hurry, begun = few.owners[0], threading.Event(), list[Stuck]()
 
-    def write(*_: Any) -> Stuck:
+    def write(*_: Any, **__: Any) -> Stuck:
         begun.append(Stuck())
         return begun[-1]
 

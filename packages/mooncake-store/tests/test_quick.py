@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mooncake_store import StoreConfig, errors, membership
-from mooncake_store._core import Quick
+from mooncake_store._core import Quick, value_sums
 from mooncake_store.mover import Mover
 from mooncake_store.protocol.express import EXPRESS_METHOD
 from mooncake_store.quick import Handed, Stage
@@ -211,10 +211,17 @@ class Fake:
         self.descriptor = self.target.descriptor()
         peer = self.here.connect(self.there.address)
         self.quick = Quick(
-            self.here.compiled_calls(), EXPRESS_METHOD, bytes(16), lambda: self.woken.append(1), 10.0, 10.0
+            self.here.compiled_calls(),
+            EXPRESS_METHOD,
+            bytes(16),
+            lambda: self.woken.append(1),
+            10.0,
+            10.0,
+            True,
         )
         self.quick.join(peer.connection, 5, 77, 60.0, 60.0, 0.0)
-        self.quick.know(3, self.descriptor, self.here.import_region(self.descriptor))
+        self.remote = self.here.import_region(self.descriptor)
+        self.quick.know(3, self.descriptor, self.remote, False)
 
     def answer(self, payload, caller):
         self.asked.append(bytes(payload))
@@ -263,6 +270,33 @@ def test_only_one_whole_piece_at_a_place_that_is_known_is_moved(fake):
         assert handed.stage == Stage.ANSWERED
         assert (handed.answer, handed.epoch, handed.failure) == (answer, 5, None)
     assert not here.any(), "nothing has moved"
+
+
+def test_what_comes_over_a_network_is_compared_with_its_checksum(fake):
+    there, number = array_of(fake.target), (100).to_bytes(8, "little")
+    there[:] = np.arange(len(there)) % 251
+    (sum_,) = struct.unpack("<Q", value_sums(there.ctypes.data, 600, (500).to_bytes(8, "little"), number))
+    fake.quick.know(3, fake.descriptor, fake.remote, True)
+
+    def answer(sum_):
+        head = fake.head(1, 1, 1, 1, id=9, flags=8)
+        return head + b"\1" + struct.pack("<QQ", 100, sum_) + fake.places((0, 0, 3, 500, 100))
+
+    fake.answers = [answer(sum_)]
+    assert fake.quick.get_into("k", fake.local, 50, 100) == 100
+    assert struct.unpack_from("<B", fake.asked[0], 1) == (2,), "it asks for checksums"
+    # One that differs, one that is not known, and a master that does not tell any.
+    for given in (answer(sum_ ^ 1), answer(0), fake.located(100, (0, 0, 3, 500, 100))):
+        fake.answers = [given]
+        assert Handed(*fake.quick.get_into("k", fake.local, 50, 100)).stage == Stage.ANSWERED
+
+
+def test_a_put_tells_the_checksum_of_its_value(fake):
+    array_of(fake.local)[:] = 9
+    fake.answers = [fake.reserved((0, 0, 3, 1000, 200)), fake.head(5, 1) + b"\3"]
+    assert fake.quick.put_from("k", fake.local, 0, 200, True, 5, 41) is True
+    expected = value_sums(fake.local.address, 200, bytes(8), (200).to_bytes(8, "little"))
+    assert fake.asked[1][48:] == expected
 
 
 def test_the_next_question_tells_of_leases_that_have_ended(fake):

@@ -14,6 +14,7 @@ from mooncake_store.local_memory import Registered
 from mooncake_store.mover import Layout, Moved, Mover
 from mooncake_store.reader import Reading
 from mooncake_store.telemetry import ClientCounters
+from mooncake_transfer import TransferConfig
 
 KIB, MIB = 1 << 10, 1 << 20
 START = np.zeros(1, dtype=np.uint64)
@@ -98,8 +99,8 @@ class Expiring:
         self.reader._quick = None  # the steps of Python can be held up
         move = self.reader._mover.read
 
-        def read(*arguments):
-            moved = move(*arguments)
+        def read(*arguments, **options):
+            moved = move(*arguments, **options)
             if self.left:
                 self.left -= 1
                 for lease in list(self.reader._member._leases):
@@ -410,11 +411,18 @@ def test_the_own_segment_is_not_mapped_by_what_reached_it_before_it_was_joined_a
 
 def test_what_was_mapped_after_its_segment_was_forgotten_is_forgotten_too():
     class Remote:
+        peer = type("Peer", (), {"address": "elsewhere:1"})
+
         def map(self):
             mover.keep_only(set(), time.monotonic())
             return b"bytes"
 
     class Engine:
+        config = TransferConfig()
+
+        def rails(self):
+            return []
+
         def import_region(self, descriptor, timeout_s):
             return Remote()
 
@@ -426,6 +434,8 @@ def test_what_was_mapped_after_its_segment_was_forgotten_is_forgotten_too():
 
 class KnowsKeys:
     """A master that has put the values of one batch in segments 1 and 2; the key of 2 has changed since."""
+
+    checksums = False
 
     def __init__(self):
         self.counters = ClientCounters()
@@ -458,7 +468,7 @@ class RefusesOldKeys:
     def __init__(self):
         self.tried = []
 
-    def read(self, memory, layout, deadline_s, silent):
+    def read(self, memory, layout, deadline_s, silent, *, compare):
         (segment,) = {segment for segment, _ in layout.by_segment()}
         descriptor = layout.placement.segments[segment]
         self.tried.append(descriptor)

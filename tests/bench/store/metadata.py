@@ -130,6 +130,7 @@ class _Run:
                 failed=[],
                 if_exists="keep",
                 notices_seen=self.seen,
+                sums=self.batch(number)[: 8 * BATCH],
             )
             committed = self.ask(commit)
             assert isinstance(committed, protocol.Committed)
@@ -137,7 +138,7 @@ class _Run:
             self.seen = first + BATCH - 1
 
     def read(self, batch: bytes) -> None:
-        located = self.ask(protocol.Locate(digests=batch))
+        located = self.ask(protocol.Locate(digests=batch, summed=True))
         assert isinstance(located, protocol.Located)
         self.ask(protocol.Release(lease=located.lease))
 

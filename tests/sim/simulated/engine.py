@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mooncake_transfer import Caller, Region, TransferConfig
+from mooncake_transfer import Caller, MemoryKind, Region, TransferConfig
 from mooncake_transfer.errors import (
     CallTimeout,
     EngineClosed,
@@ -48,6 +48,7 @@ class SimRegion(Region):
         self.engine = engine
         self.name = name
         self.nbytes = nbytes
+        self.kind = MemoryKind.DRAM
         self.array = np.zeros(nbytes, dtype=np.uint8)
         self.key = engine.new_key()
         engine.keys[self.key] = self
@@ -87,6 +88,7 @@ class RemoteRegion:
 
     described: Descriptor
     peer: SimPeer
+    kind: MemoryKind = MemoryKind.DRAM
 
 
 class _Answer:
@@ -252,10 +254,18 @@ class SimEngine:
             raise PeerRestarted(f"another process answers at {found.address}")
         return RemoteRegion(found, peer)
 
-    def read(self, local: SimRegion, remote: RemoteRegion, blocks: Any) -> SimTransfer:
+    def rails(self) -> list[Any]:
+        """None that stays within a host: all that is read is compared with its checksum."""
+        return []
+
+    def read(
+        self, local: SimRegion, remote: RemoteRegion, blocks: Any, *, verify: bool | None = None
+    ) -> SimTransfer:
         return SimTransfer(self, False, local, remote, blocks)
 
-    def write(self, local: SimRegion, remote: RemoteRegion, blocks: Any) -> SimTransfer:
+    def write(
+        self, local: SimRegion, remote: RemoteRegion, blocks: Any, *, verify: bool | None = None
+    ) -> SimTransfer:
         return SimTransfer(self, True, local, remote, blocks)
 
     def close(self) -> None:

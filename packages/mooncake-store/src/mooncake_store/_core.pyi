@@ -205,6 +205,20 @@ class ObjectMap:
         reserved. Raises ValueError for slots that are not reserved.
         """
 
+    def set_sums(self, slots: bytes, sums: bytes) -> None:
+        """
+        What the checksums (uint64) of the values of reserved slots are. Raises ValueError.
+        """
+
+    def sums(self, slots: bytes) -> bytes:
+        """Checksums (uint64), 0 for those not known. Raises ValueError."""
+
+    def condemn(self, at: int, segment: int) -> bool:
+        """
+        What a leased slot has in this segment is not what was put: the replica leaves, or the object does
+        with its last. False when it was not there any more. Raises ValueError.
+        """
+
     def abandon(self, slots: bytes) -> None:
         """
         Give back reserved room, to which nobody writes any more. Raises ValueError.
@@ -285,6 +299,9 @@ class ObjectMap:
 
     @property
     def to_mend(self) -> int: ...
+
+    @property
+    def corrupt(self) -> int: ...
 
     @property
     def copied(self) -> int: ...
@@ -368,6 +385,11 @@ def read_records(frames: bytes) -> list[tuple[int, int, int, bytes, bytes, int, 
 def tenant_keys(frames: bytes, tenant: str, begin: bytes) -> list[tuple[bytes, int]]:
     """
     Key and bytes of each record of a tenant whose key begins so. Raises ValueError.
+    """
+
+def value_sums(address: int, nbytes: int, offsets: bytes, sizes: bytes) -> bytes:
+    """
+    Checksums (uint64) of values in memory, given by offset and size (uint64); see core/digests.hpp.
     """
 
 def key_digests(prefix: bytes, keys: list[str | bytes]) -> bytes:
@@ -625,7 +647,7 @@ class DeskPort:
     def detach(self) -> None:
         """Nobody is answered any more when this returns."""
 
-def express_ask(kind: int, epoch: int, client: int, digests: bytes = b'', ended: Sequence[int] = ..., id: int = 0, seen: int = 0, replace: bool = False, sizes: bytes = b'', keys: list[bytes] = ...) -> bytes:
+def express_ask(kind: int, epoch: int, client: int, digests: bytes = b'', ended: Sequence[int] = ..., id: int = 0, seen: int = 0, replace: bool = False, sizes: bytes = b'', keys: list[bytes] = ..., summed: bool = False, sums: bytes = b'') -> bytes:
     """
     A request as core/express.hpp lays it out; kind is a number of Express there.
     """
@@ -634,7 +656,7 @@ def express_answer(answer: bytes) -> Any:
     """
     What an answer says; None when it has to be asked the other way. Raises ValueError.
 
-    Locate: lease, found, sizes, rows of each replica, descriptors. Exist: found. Release: expired, broken.
+    Locate: lease, found, sizes, rows of each replica, descriptors, sums. Exist: found. Release: expired, broken.
     Reserve: reservation, outcomes, rows, descriptors, room or None, wait. Commit: outcomes, pages of
     records.
     """
@@ -647,7 +669,7 @@ class Quick:
     has come, as quick.Handed.
     """
 
-    def __init__(self, calls: object, method: str, prefix: bytes, wake: Callable[[], None], call_timeout_s: float, transfer_timeout_s: float) -> None: ...
+    def __init__(self, calls: object, method: str, prefix: bytes, wake: Callable[[], None], call_timeout_s: float, transfer_timeout_s: float, sums: bool) -> None: ...
 
     def join(self, connection: int, epoch: int, client: int, lease_ttl_s: float, reservation_ttl_s: float, joined_s: float) -> None:
         """
@@ -660,8 +682,10 @@ class Quick:
     def leave(self) -> None:
         """It is not any more."""
 
-    def know(self, segment: int, descriptor: bytes, remote: object) -> None:
-        """The segment of this descriptor is reached as this RemoteRegion."""
+    def know(self, segment: int, descriptor: bytes, remote: object, checked: bool) -> None:
+        """
+        The segment of this descriptor is reached as this RemoteRegion; what comes from there is `checked`.
+        """
 
     def forget(self, segment: int) -> None: ...
 

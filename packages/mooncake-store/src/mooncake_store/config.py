@@ -68,6 +68,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             from.
         staging_bytes: client: size of the buffers through which ``put`` and ``get`` reach other processes'
             segments.
+        checksums: client: values get checksums (xxh3), which who reads them over a network compares.
         access_file: master: who may act for which tenant, see ``mooncake_store.access.rules``; empty:
             everybody for any.
         token_file: client: file with the token that it shows the master; empty: it shows none.
@@ -102,6 +103,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tier_admission: Literal["second touch", "all"] = "second touch"
     tier_staging_bytes: int = 64 << 20
     tier_write_timeout_s: float = 30.0
+    checksums: bool = True
     access_file: str = ""
     token_file: str = ""
 

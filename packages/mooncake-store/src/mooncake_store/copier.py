@@ -156,7 +156,9 @@ class Copier:
                 return set(source[:, POSITION].tolist())
             parts = source[:, [POSITION, INSIDE, OFFSET, NBYTES]]
             layout = Layout.of_parts(_target(todo), parts, epoch)
-            moved = self._mover.write(Registered(region), layout, self._limit_s(layout, until_s))
+            moved = self._mover.write(
+                Registered(region), layout, self._limit_s(layout, until_s), compare=True
+            )
         if moved.failed:
             log.warning("%d copies did not move: %s", len(moved.failed), moved.reason)
         return moved.failed
@@ -167,12 +169,14 @@ class Copier:
             offsets = np.zeros(position + 1, dtype=np.uint64)
             placement = Placement(rows=source.astype("<u8").tobytes(), segments=todo.source.segments)
             layout = Layout(placement, offsets, epoch)
-            moved = self._mover.read(Registered(region), layout, self._limit_s(layout, until_s))
+            moved = self._mover.read(Registered(region), layout, self._limit_s(layout, until_s), compare=True)
             if not moved.failed:
                 rows = _only(_rows(_target(todo), set()), {position})
                 placement = Placement(rows=rows.astype("<u8").tobytes(), segments=todo.source.segments)
                 layout = Layout(placement, offsets, epoch)
-                moved = self._mover.write(Registered(region), layout, self._limit_s(layout, until_s))
+                moved = self._mover.write(
+                    Registered(region), layout, self._limit_s(layout, until_s), compare=True
+                )
         if moved.failed:
             log.warning("a copy did not move: %s", moved.reason)
         return not moved.failed

@@ -11,7 +11,7 @@ import numpy as np
 
 from mooncake_store.own_segment import Bytes
 from mooncake_store.parts import Uints
-from mooncake_transfer import Region, TransferEngine
+from mooncake_transfer import MemoryKind, Region, TransferEngine
 
 __all__ = ["Buffer", "Received", "Registered", "Staged", "StagingBuffers"]
 
@@ -37,6 +37,16 @@ class Registered:
     def array(self) -> Bytes:
         """All of it, flat."""
         return np.frombuffer(self._region.view(), dtype=np.uint8)
+
+    @property
+    def readable(self) -> bool:
+        """Whether this process can look into it."""
+        return self._region.kind is MemoryKind.DRAM
+
+    @property
+    def content(self) -> Bytes:
+        """What has arrived, or is to be written."""
+        return self.array
 
     def region(self) -> Region:
         """The region itself."""
@@ -112,6 +122,13 @@ class Staged:
         self._staging: Bytes = array
         self._in_use = False
 
+    readable = True
+
+    @property
+    def content(self) -> Bytes:
+        """What has arrived, or is to be written."""
+        return self.array
+
     def region(self) -> Region:
         """A staging buffer; with a copy of the memory when that is to be written from."""
         if self._buffer is None:
@@ -154,6 +171,11 @@ class Received(Staged):
             self._whole = self._staging[: self.array.nbytes].tobytes()
         else:
             super().arrived(blocks)
+
+    @property
+    def content(self) -> Bytes:
+        """What has arrived."""
+        return self.array if self._whole is None else np.frombuffer(self._whole, dtype=np.uint8)
 
     def value(self) -> bytes:
         """The bytes, when all have arrived; inside the context."""

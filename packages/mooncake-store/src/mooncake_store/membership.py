@@ -64,6 +64,7 @@ class Membership:
         draining: the segment is to become empty; a next master is told so.
         on_copies: called, and must not block, when the master has something for this client to copy.
         on_fence: called, and must not block, when late writers are to be shut out of the segment.
+        checksums: whether values get checksums, and are compared with them.
         quick: makes usual calls by itself, as long as it is told of the standing; before :meth:`start`.
         counters: counts what the client does.
     """
@@ -96,6 +97,7 @@ class Membership:
         self._address = address
         self.counters = counters
         self._in_cluster = in_cluster
+        self.checksums = config.checksums
         self._lease_ttl_s = config.lease_ttl_s
         self._joining = threading.Lock()
         self._lock = threading.RLock()  # guards all below

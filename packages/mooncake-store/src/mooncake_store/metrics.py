@@ -39,7 +39,7 @@ Source = TypeVar("Source")
 
 MASTER, CLIENT = "mooncake_store_master", "mooncake_store_client"
 # Fields of StoreStats that only rise.
-COUNTED = {"hits", "misses", "stored", "evicted", "removed", "lost"}
+COUNTED = {"hits", "misses", "stored", "evicted", "removed", "lost", "corrupt"}
 SEGMENT_GAUGES = (
     ("capacity_bytes", "Memory lent"),
     ("free_bytes", "Not taken by anything"),
@@ -130,6 +130,14 @@ def client_metrics(numbers: ClientNumbers) -> Iterator[Metric]:
     """The metrics of one client."""
     for name, text in CLIENT_COUNTERS:
         yield CounterMetricFamily(f"{CLIENT}_{name}", text, value=getattr(numbers, name))
+    differed = CounterMetricFamily(
+        f"{CLIENT}_corrupt",
+        "Values that were not what had been put, by where that was done",
+        labels=["place"],
+    )
+    for place in ("memory", "wire"):
+        differed.add_metric([place], getattr(numbers, f"differed_{place}"))
+    yield differed
     yield _latency_metric(
         f"{CLIENT}_call_seconds", "Puts, gets and questions to the master", "call", numbers.calls
     )

@@ -13,6 +13,7 @@ import numpy as np
 
 from mooncake_store._core import lay_out
 from mooncake_store._errors import StoreClosed
+from mooncake_store.checksums import crosses_network, may_compare
 from mooncake_store.own_segment import Bytes, OwnSegment
 from mooncake_store.parts import NBYTES, POSITION, SEGMENT, Uints, cut
 from mooncake_store.protocol import Placement
@@ -21,6 +22,7 @@ from mooncake_transfer.errors import (
     CallTimeout,
     ConfigError,
     EngineClosed,
+    IntegrityError,
     MemoryInUse,
     NoRoute,
     PeerUnreachable,
@@ -49,6 +51,16 @@ class LocalMemory(Protocol):
     @property
     def array(self) -> Bytes:
         """All of it, flat."""
+        ...
+
+    @property
+    def readable(self) -> bool:
+        """Whether this process can look into it."""
+        ...
+
+    @property
+    def content(self) -> Bytes:
+        """What has arrived, or is to be written, flat, at the same offsets."""
         ...
 
     def region(self) -> Region:
@@ -85,6 +97,12 @@ class Layout(NamedTuple):
         return cls(placement, parts[:, 2], epoch, parts[:, 0])
 
     @property
+    def rows(self) -> Uints:
+        """The rows of the placement."""
+        rows: Uints = np.frombuffer(self.placement.rows, dtype="<u8").reshape(-1, 5)
+        return rows
+
+    @property
     def nbytes(self) -> int:
         """How many bytes are to move."""
         rows = self.placement.rows
@@ -116,6 +134,7 @@ class Moved:
         silent: those of them that exist no more or whose owners did not answer.
         refused: whether an owner did not know the access key (any more).
         reason: of the first failure.
+        differed: pieces that were compared at both ends, and did not arrive as they were sent.
     """
 
     failed: set[int] = field(default_factory=set)
@@ -123,6 +142,7 @@ class Moved:
     silent: set[int] = field(default_factory=set)
     refused: bool = False
     reason: str = ""
+    differed: int = 0
 
     def note(self, segment: int, positions: list[int], reason: str) -> None:
         """Something of these values did not move."""
@@ -137,6 +157,7 @@ class Moved:
         self.silent |= other.silent
         self.refused |= other.refused
         self.reason = self.reason or other.reason
+        self.differed += other.differed
 
 
 class Mover:
@@ -150,24 +171,43 @@ class Mover:
         self.quick: Quick | None = None  # is told how segments are reached, too
         self._lock = threading.Lock()
         self._remotes: dict[int, tuple[bytes, RemoteRegion]] = {}
+        self._far: set[int] = set()  # segments of _remotes that are reached over a network
         self._maps: dict[int, tuple[bytes, Bytes | None]] = {}
         self._moving: dict[Transfer, tuple[int, float]] = {}  # the segment, and when it began
 
     def write(
-        self, memory: LocalMemory, layout: Layout, deadline_s: float, avoid: Container[int] = ()
+        self,
+        memory: LocalMemory,
+        layout: Layout,
+        deadline_s: float,
+        avoid: Container[int] = (),
+        *,
+        compare: bool = False,
     ) -> Moved:
         """Move every value of the batch to its segments, until ``deadline_s`` of the monotonic clock at most.
+
+        ``compare``: at both ends, what goes over a network.
 
         A segment that is to be avoided, cannot be reached, does not answer or exists no more fails its own
         values only. Raises StoreClosed.
         """
-        return _Move(self, True, memory, layout, deadline_s, avoid).run()
+        return _Move(self, True, memory, layout, deadline_s, avoid, compare).run()
 
     def read(
-        self, memory: LocalMemory, layout: Layout, deadline_s: float, avoid: Container[int] = ()
+        self,
+        memory: LocalMemory,
+        layout: Layout,
+        deadline_s: float,
+        avoid: Container[int] = (),
+        *,
+        compare: bool = False,
     ) -> Moved:
         """Move every value of the batch from its segments; otherwise as :meth:`write`."""
-        return _Move(self, False, memory, layout, deadline_s, avoid).run()
+        return _Move(self, False, memory, layout, deadline_s, avoid, compare).run()
+
+    def is_far(self, segment: int) -> bool:
+        """Whether the segment has been reached, and over a network."""
+        return segment in self._far
 
     def knows(self, segment: int) -> bool:
         """Whether the segment has been reached before."""
@@ -181,10 +221,12 @@ class Mover:
         # Who does not even answer leaves half of the time to segments that are reached after it.
         limit_s = min(self._connect_timeout_s, max(0.0, deadline_s - time.monotonic()) / 2)
         remote = self.engine.import_region(descriptor, timeout_s=limit_s)
+        far = crosses_network(self.engine, remote)
         with self._lock:
             self._remotes[segment] = (descriptor, remote)
+            (self._far.add if far else self._far.discard)(segment)
             if self.quick is not None:
-                self.quick.know(segment, descriptor, remote)
+                self.quick.know(segment, descriptor, remote, far)
         return remote
 
     def mapped(self, epoch: int, segment: int, descriptor: bytes) -> Bytes | None:
@@ -253,6 +295,7 @@ class Mover:
         level = logging.WARNING if silent else logging.INFO
         log.log(level, "%d pieces of segment %x did not move: %s", count, segment, reason)
         moved.note(segment, layout.positions(segment), reason)
+        moved.differed += isinstance(error, IntegrityError)
         if silent:
             moved.silent.add(segment)
         moved.refused |= isinstance(error, RegionRefused)
@@ -278,8 +321,10 @@ class _Move:
         layout: Layout,
         deadline_s: float,
         avoid: Container[int],
+        compare: bool,
     ) -> None:
         self._mover = mover
+        self._compare = compare
         self._write = write
         self._memory = memory
         self._layout = layout
@@ -340,7 +385,8 @@ class _Move:
             descriptor = self._layout.placement.segments[segment]
             remote = self._mover.remote(segment, descriptor, self._deadline_s)
             move = engine.write if self._write else engine.read
-            transfer = move(region, remote, blocks)
+            compare = self._compare and self._mover.is_far(segment) and may_compare(region, remote)
+            transfer = move(region, remote, blocks, verify=compare or None)
         except TransferError as error:
             return self._mover.failed(self._moved, self._layout, segment, len(blocks), error)
         self._running.append((segment, blocks, transfer))

@@ -58,11 +58,11 @@ class Handed(NamedTuple):
 
 
 def open_quick(engine: TransferEngine, config: StoreConfig, wake: Callable[[], None]) -> Quick | None:
-    """None where bytes that have moved are to be compared, which compiled calls do not.
+    """None where bytes that have moved are to be compared, and values have no checksums to do it by.
 
     ``wake``: called when the master is to be told of a lease that has ended, and nobody is about to.
     """
-    if engine.config.integrity != "off":
+    if engine.config.integrity != "off" and not config.checksums:
         return None
     calls: Any = engine.compiled_calls()
     return Quick(
@@ -72,4 +72,5 @@ def open_quick(engine: TransferEngine, config: StoreConfig, wake: Callable[[], N
         wake,
         config.call_timeout_s,
         config.transfer_timeout_s,
+        config.checksums,
     )

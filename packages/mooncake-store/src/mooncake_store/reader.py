@@ -14,10 +14,11 @@ import numpy.typing as npt
 from mooncake_store import protocol
 from mooncake_store._errors import KeyNotFound, LeaseExpired, StoreError
 from mooncake_store.batch import Digests
+from mooncake_store.checksums import sums_in
 from mooncake_store.keys import Key
 from mooncake_store.membership import Membership, lease_clock
 from mooncake_store.mover import Layout, LocalMemory, Moved, Mover
-from mooncake_store.parts import POSITION, Uints
+from mooncake_store.parts import POSITION, SEGMENT, Uints
 from mooncake_store.protocol import Placement
 from mooncake_store.protocol.express import express_reply
 from mooncake_store.quick import Handed, Stage
@@ -64,9 +65,12 @@ class Reading:
         self._mover = mover
         self._batch = batch
         self._transfer_timeout_s = transfer_timeout_s
-        self._request = protocol.Locate(digests=batch.packed)
+        self._request = protocol.Locate(digests=batch.packed, summed=membership.checksums)
         self._located: protocol.Located
+        self._sums: Uints | None = None
         self._failed: set[int] = set()
+        self._differed: set[int] = set()  # those of them whose bytes arrived, and were not what was put
+        self._condemned: list[tuple[int, int]] = []  # position, segment: such bytes, twice the same
         self._silent: set[int] = set()  # segments that are not waited for again
         self._refused = False
         self._tiered: TierReading | None = None
@@ -213,13 +217,60 @@ class Reading:
 
     def _try(self, memory: LocalMemory, layout: Layout, budget: TimeBudget, tries: int) -> set[int]:
         """Which values did not move."""
-        moved = self._mover.read(memory, layout, budget.begin(layout.nbytes, tries), self._silent)
+        compare = self._membership.checksums and not self._has_sums(layout)
+        deadline_s = budget.begin(layout.nbytes, tries)
+        moved = self._mover.read(memory, layout, deadline_s, self._silent, compare=compare)
+        failed = self._note(moved)
+        if self._sums is not None and not compare:
+            failed = failed | self._look(memory, layout, failed, deadline_s)
         budget.end()
-        return self._note(moved)
+        return failed
+
+    def _has_sums(self, layout: Layout) -> bool:
+        """Whether all that moves are whole values whose checksums are known."""
+        if self._sums is None or layout.owners is not None:
+            return False
+        return bool(self._sums[layout.rows[:, POSITION].astype(np.intp)].all())
+
+    def _look(self, memory: LocalMemory, layout: Layout, failed: set[int], deadline_s: float) -> set[int]:
+        """Which of the values that have come over a network are not what was put. They are read once more:
+        what then is wrong in the same way lies so in its segment; else the way there has done it.
+        """
+        rows = layout.rows
+        far = [self._mover.is_far(segment) for segment in rows[:, SEGMENT].tolist()]
+        came = sorted(set(rows[far, POSITION].tolist()) - failed) if memory.readable else []
+        first = self._wrong(memory, layout, came)
+        if not first:
+            return set()
+        again = Placement(
+            rows=rows[np.isin(rows[:, POSITION], list(first))].tobytes(), segments=layout.placement.segments
+        )
+        once_more = Layout(again, layout.offsets, layout.epoch)
+        late = self._note(self._mover.read(memory, once_more, deadline_s, self._silent))
+        second = self._wrong(memory, layout, sorted(first.keys() - late))
+        self._differed |= second.keys()
+        for position, sum_ in second.items():
+            if first[position] == sum_:
+                segment = int(rows[rows[:, POSITION] == position][0, SEGMENT])
+                number = int(np.count_nonzero(self._in_memory[:position]))
+                self._condemned.append((number, segment))
+                self._membership.counters.differed(memory=1)
+        self._membership.counters.differed(wire=len(first) - len(self._condemned))
+        return second.keys() | late
+
+    def _wrong(self, memory: LocalMemory, layout: Layout, positions: list[int]) -> dict[int, int]:
+        """Checksums of what has arrived of these, where they are not those of the values."""
+        if not positions:
+            return {}
+        assert self._sums is not None
+        found = sums_in(memory, layout.offsets[positions], self.sizes[positions])
+        wrong = found != self._sums[positions]
+        return {positions[at]: int(found[at]) for at in np.flatnonzero(wrong).tolist()}
 
     def _note(self, moved: Moved) -> set[int]:
         self._silent |= moved.silent
         self._refused |= moved.refused
+        self._membership.counters.differed(wire=moved.differed)
         return moved.failed
 
     def _reach(self) -> bool:
@@ -241,6 +292,8 @@ class Reading:
         self.good = np.zeros(len(self.found), dtype=np.bool_)
         self.expired = self.good.copy()
         self.sizes = np.frombuffer(self._located.sizes, dtype="<u8")
+        if self._located.sums:
+            self._sums = np.frombuffer(self._located.sums, dtype="<u8")
         if self._located.tiered is not None and self._mover.tiers is not None:
             tiered = self._tiered = TierReading(
                 self._mover.tiers, self._located.tiered, self._batch.digests.tolist()
@@ -263,7 +316,7 @@ class Reading:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._release(in_order=error is None and not self._failed)
+            self._release(in_order=error is None and not self._failed and not self._condemned)
         except StoreError as problem:
             if error is None:
                 raise
@@ -291,11 +344,11 @@ class Reading:
         broken: list[int] = []
         held = self._membership.let_go(lease, epoch, self._asked_s, soon=in_order)
         if not (held and in_order):
-            request = protocol.Release(lease=lease)
+            request = protocol.Release(lease=lease, condemned=self._condemned)
             released = self._membership.conclude(request, epoch, protocol.Released)
             if released is None or released.expired:
                 self.expired = self._in_memory.copy()
-                self.expired[list(self._failed)] = False
+                self.expired[list(self._failed - self._differed)] = False
                 return
             broken = released.broken
         good = self._in_memory

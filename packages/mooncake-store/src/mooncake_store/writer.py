@@ -15,6 +15,7 @@ import numpy.typing as npt
 from mooncake_store import protocol
 from mooncake_store._errors import ProtocolMismatch, RoomNumbers, StoreError
 from mooncake_store.batch import Batch
+from mooncake_store.checksums import sums_of
 from mooncake_store.config import StoreConfig
 from mooncake_store.membership import Membership
 from mooncake_store.mover import Layout, LocalMemory, Moved, Mover
@@ -148,10 +149,19 @@ class Writer:
     def write(self, memory: LocalMemory, layout: Layout, until_s: float, avoid: Container[int] = ()) -> Moved:
         """As ``Mover.write``, at one go, and for ``transfer_timeout_s`` at most."""
         enough_s = TimeBudget(self.config.transfer_timeout_s).begin(layout.nbytes, tries=1)
-        return self.mover.write(memory, layout, min(enough_s, until_s), avoid)
+        compare = self.membership.checksums
+        moved = self.mover.write(memory, layout, min(enough_s, until_s), avoid, compare=compare)
+        self.membership.counters.differed(wire=moved.differed)
+        return moved
 
     def commit(
-        self, reservation: int, epoch: int, failed: list[int], count: int, if_exists: IfExists
+        self,
+        reservation: int,
+        epoch: int,
+        failed: list[int],
+        count: int,
+        if_exists: IfExists,
+        sums: bytes = b"",
     ) -> bytes:
         """Commit a reservation of ``count`` values but those at positions ``failed``; what became of each."""
         request = protocol.Commit(
@@ -159,6 +169,7 @@ class Writer:
             failed=failed,
             if_exists=if_exists,
             notices_seen=self.notices.seen_of(epoch),
+            sums=sums,
         )
         committed = self.membership.conclude(request, epoch, protocol.Committed)
         return bytes([LOST]) * count if committed is None else self.take(committed, epoch, count)
@@ -203,6 +214,9 @@ class _Put:
         self._avoid: set[int] = set()
         self._budget = TimeBudget(writer.config.transfer_timeout_s)
         self._tries = MOVE_ATTEMPTS
+        self._sums: Uints | None = None
+        if writer.membership.checksums:
+            self._sums = sums_of(list(values.sources), values.sizes)
 
     def run(self) -> PutResult:
         """Try until everything is decided: again elsewhere after a failure, later when room may come."""
@@ -260,7 +274,8 @@ class _Put:
             if handed is not None and handed.committed:
                 committed = self._writer.committed(handed)
             else:
-                committed = self._commit(reserved.reservation, epoch, failed, placed)
+                sums = b"" if self._sums is None else self._sums_of(todo, outcomes)
+                committed = self._commit(reserved.reservation, epoch, failed, placed, sums)
             outcomes = committed if placed == len(outcomes) else _decided(outcomes, committed)
             self._avoid |= moved.segments
             lost = "the reservation or its segment was lost before the commit"
@@ -280,9 +295,11 @@ class _Put:
         moved = Moved()
         try:
             if handed is None or handed.stage == Stage.ANSWERED:
+                compare = self._sums is None and self._writer.membership.checksums
                 for memory, layout in moves:
-                    moved.add(self._writer.mover.write(memory, layout, deadline_s))
+                    moved.add(self._writer.mover.write(memory, layout, deadline_s, compare=compare))
                 self._budget.end()
+                self._writer.membership.counters.differed(wire=moved.differed)
                 return moved
             if handed.failure is not None:
                 self._writer.mover.failed(moved, moves[0][1], handed.segment, 1, handed.failure)
@@ -295,8 +312,16 @@ class _Put:
                 log.debug("a reservation was not revoked, it will expire: %s", error)
             raise
 
-    def _commit(self, reservation: int, epoch: int, failed: list[int], count: int) -> bytes:
-        return self._writer.commit(reservation, epoch, failed, count, self._if_exists)
+    def _sums_of(self, todo: list[int], outcomes: bytes) -> bytes:
+        """Checksums of the values placed, in their order."""
+        assert self._sums is not None
+        placed = np.frombuffer(outcomes, dtype=np.uint8) == PLACED
+        return bytes(self._sums[todo][placed].astype("<u8").tobytes())
+
+    def _commit(
+        self, reservation: int, epoch: int, failed: list[int], count: int, sums: bytes = b""
+    ) -> bytes:
+        return self._writer.commit(reservation, epoch, failed, count, self._if_exists, sums)
 
 
 def _reserved(request: protocol.Reserve, handed: Handed) -> protocol.Reserved:

@@ -107,7 +107,11 @@ class Copies(Group):
 
     def numbers(self) -> dict[str, int]:
         """See Group."""
-        return {"copied": self._map.copied, "lacking_replicas": self._map.to_mend}
+        return {
+            "copied": self._map.copied,
+            "corrupt": self._map.corrupt,
+            "lacking_replicas": self._map.to_mend,
+        }
 
     def on_join(self, request: protocol.Mount, member: Member, now_s: float) -> None:
         """An owner that was draining its segment goes on with it at this master; others make new room."""

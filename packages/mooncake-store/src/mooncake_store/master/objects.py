@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
+import numpy as np
+
 from mooncake_store import protocol
 from mooncake_store._core import PutOptions
 from mooncake_store._errors import MasterRefused
@@ -15,7 +19,10 @@ __all__ = ["Objects"]
 
 DEFAULT_POLICY = PutPolicy()
 SLOT_BYTES = 4
+SUM_BYTES = 8
 FULL = bytes([Outcome.FULL])
+
+log = logging.getLogger(__name__)
 
 
 class Objects(Group):
@@ -145,6 +152,8 @@ class Objects(Group):
                     f"position {beyond[0]} is to have failed of a reservation of {count} values; none of "
                     f"them was stored"
                 )
+            if request.sums and len(request.sums) == SUM_BYTES * count:
+                self._map.set_sums(grant.slots, request.sums)
             outcomes = self._map.commit(
                 grant.slots, request.failed, grant.keys, request.if_exists == "replace", now_s
             )
@@ -174,7 +183,13 @@ class Objects(Group):
             sizes=sizes,
             placement=self._placement(replicas[0], segments),
             others=replicas[1:],
+            sums=self._sums(found, slots) if request.summed else b"",
         )
+
+    def _sums(self, found: bytes, slots: bytes) -> bytes:
+        sums = np.zeros(len(found), dtype="<u8")
+        sums[np.frombuffer(found, dtype=np.bool_)] = np.frombuffer(self._map.sums(slots), dtype="<u8")
+        return bytes(sums.tobytes())
 
     def _end_leases(self, ended: list[int], member: Member) -> None:
         """End leases whose reads are over, and in time: nobody asks whether they held."""
@@ -187,7 +202,18 @@ class Objects(Group):
         grant = self._leases.take(request.lease, member.client)
         if grant is None:
             return protocol.Released(expired=True, broken=[])
+        if request.condemned:
+            self._condemn(grant.slots, request.condemned, member)
         return protocol.Released(expired=False, broken=self._map.release(grant.slots))
+
+    def _condemn(self, slots: bytes, condemned: list[tuple[int, int]], member: Member) -> None:
+        known = np.frombuffer(slots, dtype="<u4").tolist()
+        for position, segment in condemned:
+            if 0 <= position < len(known) and self._map.condemn(known[position], segment):
+                told = (
+                    "client %x read something else than was put from segment %x, which is not read any more"
+                )
+                log.error(told, member.client, segment)
 
     def _exist(self, request: protocol.Exist, member: Member, now_s: float) -> Reply:
         return protocol.Found(found=self._map.exist(request.digests))

@@ -85,13 +85,14 @@ def _commit(request: Commit) -> bytes | None:
         id=request.reservation,
         seen=request.notices_seen,
         replace=request.if_exists == "replace",
+        sums=request.sums,
     )
 
 
 def _located(found: Any) -> Reply:
-    lease, there, sizes, replicas, segments = found
+    lease, there, sizes, replicas, segments, sums = found
     nearest = Placement(rows=replicas[0], segments=segments)
-    return Located(lease=lease, found=there, sizes=sizes, placement=nearest, others=replicas[1:])
+    return Located(lease=lease, found=there, sizes=sizes, placement=nearest, others=replicas[1:], sums=sums)
 
 
 def _reserved(found: Any) -> Reply:
@@ -101,8 +102,12 @@ def _reserved(found: Any) -> Reply:
 
 
 _requests: dict[type[Request], Callable[[Any], bytes | None]] = {
-    Locate: lambda asked: express_ask(LOCATE, asked.epoch, asked.client, asked.digests, asked.ended),
-    Release: lambda asked: express_ask(RELEASE, asked.epoch, asked.client, id=asked.lease),
+    Locate: lambda asked: express_ask(
+        LOCATE, asked.epoch, asked.client, asked.digests, asked.ended, summed=asked.summed
+    ),
+    Release: lambda asked: (
+        None if asked.condemned else express_ask(RELEASE, asked.epoch, asked.client, id=asked.lease)
+    ),
     Exist: lambda asked: express_ask(EXIST, asked.epoch, asked.client, asked.digests),
     Reserve: _reserve,
     Commit: _commit,

@@ -68,12 +68,16 @@ class Reserve(FromMember, kw_only=True):
 
 
 class Commit(FromMember, kw_only=True):
-    """The values of a reservation are written, except those at the positions ``failed``."""
+    """The values of a reservation are written, except those at the positions ``failed``.
+
+    ``sums``: the checksum of each of its values, uint64, see checksums.py; or nothing.
+    """
 
     reservation: int
     failed: list[int]
     if_exists: IfExists
     notices_seen: int
+    sums: bytes = b""
 
 
 class Renew(FromMember, kw_only=True):
@@ -83,16 +87,25 @@ class Renew(FromMember, kw_only=True):
 
 
 class Locate(FromMember, kw_only=True):
-    """Where values lie, with one lease on all of them. Counts as a use. ``ended`` as in Reserve."""
+    """Where values lie, with one lease on all of them. Counts as a use. ``ended`` as in Reserve.
+
+    ``summed``: their checksums are asked for, too.
+    """
 
     digests: bytes
     ended: list[int] = msgspec.field(default_factory=list)
+    summed: bool = False
 
 
 class Release(FromMember, kw_only=True):
-    """The values under a lease are read. The answer tells which of the reads are good."""
+    """The values under a lease are read. The answer tells which of the reads are good.
+
+    ``condemned``: what is not what was put: position, among the values found, and a segment in which the
+    replica has bytes. Nobody is sent there any more.
+    """
 
     lease: int
+    condemned: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
 
 class Exist(FromMember, kw_only=True):
@@ -170,7 +183,8 @@ class Located(Reply, kw_only=True):
 
     ``placement`` is of the nearest replica of each; ``others`` has rows like its own, of the next nearest
     replica of each value that has two, and so on. ``placement.segments`` describes the segments of all.
-    ``tiered``: what was not found in memory, and is in tiers.
+    ``tiered``: what was not found in memory, and is in tiers. ``sums``: one uint64 per key, 0 where the
+    checksum is not known; empty where none was asked for.
     """
 
     lease: int
@@ -179,6 +193,7 @@ class Located(Reply, kw_only=True):
     placement: Placement
     others: list[bytes] = msgspec.field(default_factory=list)
     tiered: Tiered | None = None
+    sums: bytes = b""
 
 
 class Sizes(Reply, kw_only=True):

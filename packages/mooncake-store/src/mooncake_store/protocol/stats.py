@@ -39,6 +39,8 @@ class StoreStats(Reply, kw_only=True):
         lacking_replicas: values that wait for a replica that is missing.
         late_reservations: given up at their end, and their room is not given out again before the owners have
             shut their writers out.
+        corrupt: replicas in memory that were not what had been put, as readers found twice by checksum;
+            nobody is sent there any more.
     """
 
     objects: int
@@ -63,6 +65,7 @@ class StoreStats(Reply, kw_only=True):
     copied: int = 0
     lacking_replicas: int = 0
     late_reservations: int = 0
+    corrupt: int = 0
 
 
 REQUESTS: tuple[type[Request], ...] = (GetStats,)

@@ -29,6 +29,9 @@ class ClientNumbers(msgspec.Struct, frozen=True, kw_only=True):
         refused: values not stored because there was no room.
         failed: values whose bytes could not be moved, or whose reservation was lost.
         written_bytes: bytes of the values stored.
+        differed_memory: values read that were not what had been put, in the same way twice: they lie so in
+            their segment, and the master has been told.
+        differed_wire: values and pieces that were not what had been sent when they arrived.
         calls: how long calls took: ``get`` and ``put`` from their first question to the master to the end of
             the last answer, and each question to the master by its name (``master.Locate``).
     """
@@ -41,6 +44,8 @@ class ClientNumbers(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
     failed: int
     written_bytes: int
+    differed_memory: int
+    differed_wire: int
     calls: dict[str, Latency]
 
 
@@ -54,6 +59,7 @@ class ClientCounters:
         # What somebody else counts: as Quick.take_counts.
         self.more: Callable[[], Counts] | None = None
         self._hits = self._misses = self._read_bytes = 0
+        self._differed_memory = self._differed_wire = 0
         self._stored = self._kept = self._refused = self._failed = self._written_bytes = 0
 
     def observe(self, call: str, seconds: float, *, failed: bool = False) -> None:
@@ -68,6 +74,13 @@ class ClientCounters:
             self._hits += hits
             self._misses += misses
             self._read_bytes += nbytes
+
+    def differed(self, *, memory: int = 0, wire: int = 0) -> None:
+        """Bytes that were compared are not what they should be; see ClientNumbers."""
+        if memory or wire:
+            with self._lock:
+                self._differed_memory += memory
+                self._differed_wire += wire
 
     def wrote(self, *, stored: int, kept: int, refused: int, failed: int, nbytes: int) -> None:
         """A batch was put."""
@@ -91,6 +104,8 @@ class ClientCounters:
                 refused=self._refused,
                 failed=self._failed,
                 written_bytes=self._written_bytes,
+                differed_memory=self._differed_memory,
+                differed_wire=self._differed_wire,
                 calls=self._latencies.snapshot(),
             )
 

@@ -122,7 +122,8 @@ class TierCounters:
         written, written_bytes: values stored, as large as they are without headers.
         read, read_bytes: good reads.
         missed: reads of what was not there.
-        corrupt: reads that found something else than what was written; each is quarantined.
+        corrupt: reads that found something else than what was written; that record is not given again, and
+            kept aside where it is a file or an object of its own.
         failed: reads and writes that ended in an error.
         timed_out: reads and writes that did not end before their deadline.
         full: writes for which there was no room.

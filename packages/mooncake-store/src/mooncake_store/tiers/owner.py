@@ -373,7 +373,7 @@ class TierOwner:
         until_s = asked_s + 0.9 * self._membership.reservation_ttl_s
         enough_s = TimeBudget(self._config.transfer_timeout_s).begin(layout.nbytes, tries=1)
         memory = Registered(lease.region)
-        moved = self._mover.write(memory, layout, min(until_s, enough_s))
+        moved = self._mover.write(memory, layout, min(until_s, enough_s), compare=True)
         if memory.in_use:
             self.staging.give_up(lease)
         failed = [number for number, at in enumerate(placed) if at in moved.failed]

@@ -13,6 +13,7 @@ import numpy as np
 
 from mooncake_store import protocol
 from mooncake_store._errors import TierError
+from mooncake_store.checksums import crosses_network, may_compare
 from mooncake_store.mover import LocalMemory
 from mooncake_store.parts import Uints
 from mooncake_store.protocol import tiers
@@ -171,7 +172,9 @@ class TierReading:
         blocks = _blocks(positions, staged.offsets, wanted)
         if len(blocks):
             remote = self._client.region(staged.descriptor, deadline_s)
-            transfer = self._client.engine.read(memory.region(), remote, blocks)
+            here_too, engine = memory.region(), self._client.engine
+            compare = crosses_network(engine, remote) and may_compare(here_too, remote)
+            transfer = engine.read(here_too, remote, blocks, verify=compare or None)
             try:
                 transfer.wait(max(0.0, deadline_s - time.monotonic()))
             except MemoryInUse:

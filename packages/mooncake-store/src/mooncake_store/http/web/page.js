@@ -124,6 +124,7 @@ function showTiles(stats) {
     [percent(stats.capacity_bytes ? stats.used_bytes / stats.capacity_bytes : null), "full"],
     [percent(asked ? stats.hits / asked : null), `hits of ${count(asked)} reads`],
     [count(stats.evicted), "evicted"],
+    [count(stats.corrupt), "corrupt"],
     [count(stats.clients), "clients"],
     [count(stats.leases), "reads in progress"],
     [count(stats.reservations), "puts in progress"],
