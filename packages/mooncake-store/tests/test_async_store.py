@@ -6,8 +6,12 @@ import threading
 
 import pytest
 
-from mooncake_store import AsyncStore, Store
+from mooncake_store import AsyncStore, Store, ValueBuffer
 from mooncake_store.errors import ConfigError, KeyNotFound, StoreClosed
+from mooncake_store.read_session import ReadSession
+from mooncake_store.tiers.config import TierConfig, open_tier
+from mooncake_store.value_reader import ValueReader
+from mooncake_store.write_session import WriteSession
 
 MIB = 1 << 20
 # What is not a call: the twin has its own.
@@ -174,3 +178,111 @@ def test_a_store_that_cannot_be_opened_leaves_nothing_behind(world):
     asyncio.run(main())
     with pytest.raises(ConfigError, match="threads is 0"):
         AsyncStore(world.store(), threads=0)
+
+
+def test_sessions_readers_and_buffers_are_awaited_and_never_run_in_the_loop(run, monkeypatch):
+    loop_thread = threading.main_thread()
+    for kind, names in (
+        (ReadSession, ("__enter__", "read_parts", "__exit__")),
+        (WriteSession, ("__enter__", "write_parts", "__exit__")),
+        (ValueReader, ("read", "close", "give_up")),
+        (ValueBuffer, ("close",)),
+    ):
+        for name in names:
+            call = getattr(kind, name)
+
+            def elsewhere(self, *args, _call=call):
+                assert threading.current_thread() is not loop_thread
+                return _call(self, *args)
+
+            monkeypatch.setattr(kind, name, elsewhere)
+
+    async def use(store):
+        region = store.engine.allocate(1000)
+        region.view()[:] = bytes(range(250)) * 4
+        async with await store.write_session(["a", "b"], [1000, 5]) as writing:
+            assert (writing.placed.tolist(), writing.sizes.tolist()) == ([True, True], [1000, 5])
+            await writing.write_parts(region, [[0, 0, 0, 400], [0, 400, 400, 600], [1, 0, 0, 4]])
+        assert writing.stored.tolist() == [True, False]
+        region.view()[:] = bytes(1000)
+        async with await store.read_session(["a", "b"]) as reading:
+            assert (reading.found.tolist(), reading.sizes.tolist()) == ([True, False], [1000, 0])
+            await reading.read_parts(region, [[0, 100, 0, 50]])
+        assert (reading.good.tolist(), reading.expired.tolist()) == ([True, False], [False, False])
+        assert bytes(region.view()[:50]) == bytes(range(100, 150))
+        async with await store.open_value("a") as reader:
+            assert (reader.nbytes, await reader.read(3, 4)) == (1000, bytes([3, 4, 5, 6]))
+        async with await store.get_buffer("a") as buffer:
+            assert bytes(memoryview(buffer)[:3]) == bytes([0, 1, 2])
+        one, none = await store.batch_get_buffer(["a", "unknown"])
+        assert none is None
+        assert one.valid
+        assert bytes(one.value[:2]) == bytes([0, 1])
+        await one.close()
+        assert not one.valid
+        with pytest.raises(KeyNotFound):
+            await store.get_buffer("unknown")
+
+    run(use)
+
+
+def test_a_session_that_was_cancelled_while_it_began_keeps_nothing(run, eventually):
+    async def use(store):
+        await store.put("a", b"1")
+        begun, go_on = threading.Event(), threading.Event()
+        ask = store.store._member.ask
+
+        def slowly(*args):
+            begun.set()
+            go_on.wait(10)
+            return ask(*args)
+
+        store.store._member.ask = slowly
+        for session in (await store.read_session(["a"]), await store.write_session(["b"], [10])):
+            begun.clear(), go_on.clear()
+            entering = asyncio.create_task(session.__aenter__())
+            await asyncio.to_thread(begun.wait, 10)
+            entering.cancel()
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await entering
+        store.store._member.ask = ask
+
+        def nothing_is_left():
+            stats = store.store.stats()
+            return (stats.leases, stats.reservations) == (0, 0)
+
+        await asyncio.to_thread(eventually, nothing_is_left)
+
+    run(use)
+
+
+def test_an_asynchronous_store_opens_tiers(run, tmp_path):
+    tier = open_tier(TierConfig(kind="directory", path=str(tmp_path / "tier"), capacity_bytes=1 << 20))
+
+    async def use(store):
+        assert store.tiers == [tier]
+
+    run(use, tiers=[tier])
+
+
+def test_tensors_are_awaited(run):
+    torch = pytest.importorskip("torch")
+    tensors = pytest.importorskip("mooncake_store.tensors")
+    there = {name for name in dir(tensors.TensorStore) if not name.startswith("_")}
+    for name in there:
+        twin, call = (getattr(k, name) for k in (tensors.AsyncTensorStore, tensors.TensorStore))
+        assert inspect.iscoroutinefunction(twin), name
+        assert inspect.signature(twin) == inspect.signature(call), name
+
+    async def use(store):
+        awaited = tensors.AsyncTensorStore(store)
+        whole = torch.arange(32.0).view(8, 4)
+        for rank in range(4):
+            await awaited.put_shard("w", whole[2 * rank : 2 * rank + 2], tensors.Shard(0, rank, 4))
+        assert (await awaited.get("w")).equal(whole)
+        assert (await awaited.get("w", tensors.Shard(0, 1, 2))).equal(whole[4:])
+        await awaited.remove("w")
+        assert await awaited.batch_get(["w"]) == [None]
+
+    run(use)

@@ -283,9 +283,11 @@ def test_a_buffer_may_be_collected_while_this_thread_counts_or_closes(world, fas
 
 
 async def _awaited(engine, address, config):
-    async with await AsyncStore.open(engine, address, config=config) as store:
-        with await store.get_buffer("k") as buffer:
-            return bytes(buffer)
+    async with (
+        await AsyncStore.open(engine, address, config=config) as store,
+        await store.get_buffer("k") as buffer,
+    ):
+        return bytes(buffer)
 
 
 def test_buffers_are_awaited_too(world, fast):

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Concatenate, ParamSpec, TypeVar
 
 from mooncake_store._errors import ConfigError, StoreClosed
+from mooncake_store.aio_held import (
+    AsyncReadSession,
+    AsyncValueBuffer,
+    AsyncValueReader,
+    AsyncWriteSession,
+    Runs,
+)
+from mooncake_store.buffers import ValueBuffer
 from mooncake_store.client import Store
 from mooncake_store.config import StoreConfig
 from mooncake_store.master import Master
@@ -22,6 +30,7 @@ __all__ = ["AsyncStore"]
 DEFAULT_THREADS = 8
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 def _twin(
@@ -36,11 +45,31 @@ def _twin(
     return awaited
 
 
+def _handing_out(
+    call: Callable[Concatenate[Store, P], R],
+    wrap: Callable[[Runs, R], S],
+    undo: Callable[[R], None] | None = None,
+) -> Callable[Concatenate[AsyncStore, P], Coroutine[object, object, S]]:
+    """As :func:`_twin`, of a call whose result has calls that are to be awaited, too."""
+
+    @functools.wraps(call)
+    async def awaited(self: AsyncStore, /, *args: P.args, **kwargs: P.kwargs) -> S:
+        found = await self.run(functools.partial(call, self.store, *args, **kwargs), undo=undo)
+        return wrap(self, found)
+
+    return awaited
+
+
+def _buffers(store: Runs, found: list[ValueBuffer | None]) -> list[AsyncValueBuffer | None]:
+    return [None if one is None else AsyncValueBuffer(store, one) for one in found]
+
+
 class AsyncStore:
     """A store whose calls are awaited. For one event loop; an asynchronous context manager.
 
     Each call is the one of the same name of :class:`Store`: same arguments, results and errors. It runs on
-    one of a few threads; a call that finds them all busy waits for its turn.
+    one of a few threads; a call that finds them all busy waits for its turn. Sessions, readers and buffers
+    that it hands out are awaited likewise (see ``aio_held``): ``async with await store.read_session(keys)``.
 
     Cancelling (``task.cancel()``, ``asyncio.timeout()``) a call that still waits for its turn undoes it: it
     never happens. One that runs already is not torn apart: it is waited for, so that the memory it reads or
@@ -68,13 +97,14 @@ class AsyncStore:
         *,
         lend_bytes: int = 0,
         config: StoreConfig | None = None,
+        tiers: Sequence[Tier] = (),
         threads: int = DEFAULT_THREADS,
     ) -> AsyncStore:
         """Join a master, or be one, without holding up the loop: ``async with await AsyncStore.open(…)``.
 
         Arguments and errors as those of :class:`Store`.
         """
-        opening = functools.partial(Store, engine, master, lend_bytes=lend_bytes, config=config)
+        opening = functools.partial(Store, engine, master, lend_bytes=lend_bytes, config=config, tiers=tiers)
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(None, opening)
         try:
@@ -95,14 +125,14 @@ class AsyncStore:
     get_into = _twin(Store.get_into)
     get_range = _twin(Store.get_range)
     # One that nobody gets must not keep its lease.
-    open_value = _twin(Store.open_value, undo=ValueReader.give_up)
-    get_buffer = _twin(Store.get_buffer)
-    batch_get_buffer = _twin(Store.batch_get_buffer)
+    open_value = _handing_out(Store.open_value, AsyncValueReader, undo=ValueReader.give_up)
+    get_buffer = _handing_out(Store.get_buffer, AsyncValueBuffer)
+    batch_get_buffer = _handing_out(Store.batch_get_buffer, _buffers)
     batch_get_into = _twin(Store.batch_get_into)
     batch_get_parts_into = _twin(Store.batch_get_parts_into)
     # The rest.
-    read_session = _twin(Store.read_session)
-    write_session = _twin(Store.write_session)
+    read_session = _handing_out(Store.read_session, AsyncReadSession)
+    write_session = _handing_out(Store.write_session, AsyncWriteSession)
     exist = _twin(Store.exist)
     batch_exist = _twin(Store.batch_exist)
     remove = _twin(Store.remove)

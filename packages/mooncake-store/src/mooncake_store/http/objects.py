@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -16,12 +15,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from mooncake_store._errors import StoreError
+from mooncake_store.aio_held import AsyncValueReader
 from mooncake_store.http.problems import Problem
 from mooncake_store.http.service import HttpService
 from mooncake_store.keys import shown_key
 from mooncake_store.policy import PutPolicy
 from mooncake_store.protocol import IfExists
-from mooncake_store.value_reader import ValueReader
 
 __all__ = [
     "delete_object",
@@ -139,7 +138,7 @@ async def get_object(service: HttpService, request: Request) -> Response:
     try:
         start, end = _range(request.headers.get("range"), reader.nbytes)
     except Problem:
-        await service.store.run(reader.give_up)
+        await reader.give_up()
         raise
     headers = {"Accept-Ranges": "bytes", "Content-Length": str(end - start)}
     status = HTTPStatus.OK
@@ -147,38 +146,40 @@ async def get_object(service: HttpService, request: Request) -> Response:
         status = HTTPStatus.PARTIAL_CONTENT
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{reader.nbytes}"
     pieces = _pieces(service, reader, start, end)
-    return _Sent(service, reader, pieces, status, headers=headers, media_type=OCTETS)
+    return _Sent(reader, pieces, status, headers=headers, media_type=OCTETS)
 
 
 class _Sent(StreamingResponse):
     """Gives the lease up whatever ends the answer. (Nobody closes the generator of an answer cut short.)"""
 
     def __init__(
-        self, service: HttpService, reader: ValueReader, pieces: AsyncIterator[bytes], *args: Any, **more: Any
+        self, reader: AsyncValueReader, pieces: AsyncIterator[bytes], *args: Any, **more: Any
     ) -> None:
         super().__init__(pieces, *args, **more)
-        self._service, self._reader = service, reader
+        self._reader = reader
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._service.store.run(self._reader.give_up)
+            await self._reader.give_up()
 
 
-async def _pieces(service: HttpService, reader: ValueReader, start: int, end: int) -> AsyncIterator[bytes]:
+async def _pieces(
+    service: HttpService, reader: AsyncValueReader, start: int, end: int
+) -> AsyncIterator[bytes]:
     """The bytes from ``start`` to ``end``; the last piece only when all of them are known to be right.
 
     Whoever has the whole length of the answer therefore has the right bytes; else the connection ends early.
     """
-    run, chunk = service.store.run, service.limits.chunk_bytes
+    chunk = service.limits.chunk_bytes
     try:
         last = b""
         for at in range(start, end, chunk):
             if last:
                 yield last
-            last = await run(functools.partial(reader.read, at, min(chunk, end - at)))
-        await run(reader.close)
+            last = await reader.read(at, min(chunk, end - at))
+        await reader.close()
         yield last
     except StoreError as error:
         log.warning("a value was cut short while it was sent: %s", error)
