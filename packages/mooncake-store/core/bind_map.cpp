@@ -449,6 +449,16 @@ void bind_members(nb::class_<Map>& map) {
       .def_prop_ro("segments", [](Map& self) { return self.core().segments().size(); });
 }
 
+void bind_sums(nb::class_<Map>& map) {
+  map.def("set_sums", &set_sums, "slots"_a, "sums"_a,
+          "What the checksums (uint64) of the values of reserved slots are. Raises ValueError.")
+      .def("sums", &sums_of, "slots"_a, "Checksums (uint64), 0 for those not known. Raises ValueError.")
+      .def("condemn", &condemn, "at"_a, "segment"_a,
+           "What a leased slot has in this segment is not what was put: the replica leaves, or the object "
+           "does\n"
+           "with its last. False when it was not there any more. Raises ValueError.");
+}
+
 void bind_objects(nb::class_<Map>& map) {
   map.def("exist", &exist, "digests"_a, "One byte per digest, 0 or 1.")
       .def("sizes", &sizes, "digests"_a, "uint64 each; 2**64 - 1 for what is not there.")
@@ -468,13 +478,6 @@ void bind_objects(nb::class_<Map>& map) {
                    "replace: bool, now_s: float) -> bytes"),
            "Make reserved slots findable. Outcomes, one byte each; those at the positions `failed` stay\n"
            "reserved. Raises ValueError for slots that are not reserved.")
-      .def("set_sums", &set_sums, "slots"_a, "sums"_a,
-           "What the checksums (uint64) of the values of reserved slots are. Raises ValueError.")
-      .def("sums", &sums_of, "slots"_a, "Checksums (uint64), 0 for those not known. Raises ValueError.")
-      .def("condemn", &condemn, "at"_a, "segment"_a,
-           "What a leased slot has in this segment is not what was put: the replica leaves, or the object "
-           "does\n"
-           "with its last. False when it was not there any more. Raises ValueError.")
       .def("abandon", &abandon, "slots"_a,
            "Give back reserved room, to which nobody writes any more. Raises ValueError.")
       .def("remove", &remove, "digests"_a, "Hide what is there. One byte per digest, 0 or 1.")
@@ -599,6 +602,7 @@ void bind_map(nb::module_& m) {
   map.def_prop_ro("compiled", &Map::compiled, "Whether the order of eviction is kept without Python.");
   bind_members(map);
   bind_objects(map);
+  bind_sums(map);
   bind_copies(map);
 }
 

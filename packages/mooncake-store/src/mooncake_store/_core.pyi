@@ -205,20 +205,6 @@ class ObjectMap:
         reserved. Raises ValueError for slots that are not reserved.
         """
 
-    def set_sums(self, slots: bytes, sums: bytes) -> None:
-        """
-        What the checksums (uint64) of the values of reserved slots are. Raises ValueError.
-        """
-
-    def sums(self, slots: bytes) -> bytes:
-        """Checksums (uint64), 0 for those not known. Raises ValueError."""
-
-    def condemn(self, at: int, segment: int) -> bool:
-        """
-        What a leased slot has in this segment is not what was put: the replica leaves, or the object does
-        with its last. False when it was not there any more. Raises ValueError.
-        """
-
     def abandon(self, slots: bytes) -> None:
         """
         Give back reserved room, to which nobody writes any more. Raises ValueError.
@@ -263,6 +249,20 @@ class ObjectMap:
         """
         Everything, for tests: version, digest, bytes, state, leases, whether it is broken, level of
         eviction, and extents (segment, offset, bytes, replica) in segments that are there.
+        """
+
+    def set_sums(self, slots: bytes, sums: bytes) -> None:
+        """
+        What the checksums (uint64) of the values of reserved slots are. Raises ValueError.
+        """
+
+    def sums(self, slots: bytes) -> bytes:
+        """Checksums (uint64), 0 for those not known. Raises ValueError."""
+
+    def condemn(self, at: int, segment: int) -> bool:
+        """
+        What a leased slot has in this segment is not what was put: the replica leaves, or the object does
+        with its last. False when it was not there any more. Raises ValueError.
         """
 
     def copy_begin(self, at: int, version: int, mover: int, target: int = 0, leaving: int = 0, evicts: bool = False, bounded: bool = False, avoid: Sequence[int] = ()) -> tuple[int, int, int, bytes, bytes, list[int]]:
