@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from mooncake_transfer import TransferEngine
-from mooncake_transfer.testing import DriverConformance, Quirks, peer_process
+from mooncake_transfer.testing import DriverConformance, Quirks, ending, peer_process
 
 DOMAIN = "rxe0"
 # Time is no evidence in an emulated guest.
@@ -18,12 +18,14 @@ OPTIONS: dict[str, str | int | float | bool] = {
 }
 # Where the guest is emulated, another process reads every file of Python over 9p.
 peer_process.START_S = 400.0
+ending.PEER_LOSS_S = 120.0
 
 
 class TestEfaOnRxe(DriverConformance):
     driver = "efa"
     quirks = Quirks(notices=True)
-    driver_options: ClassVar = OPTIONS
+    # A peer that dies shows within these; the driver's usual ones are too short for an emulated guest.
+    driver_options: ClassVar = OPTIONS | {"connect_timeout_s": 20.0, "dead_peer_timeout_s": 20.0}
 
     @classmethod
     def setup_class(cls) -> None:
