@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 
@@ -183,6 +184,7 @@ def test_top_shows_segments_hot_objects_and_requests(command, store):
     shown = command("top", "--once", "--interval-s", "0.05").stdout
     for words in ("1 objects", "1.0 MiB of 8.0 MiB", "Locate", "hot object"):
         assert words in shown, shown
+    assert re.search(r"\n\s*a\s+1\s", shown), f"the key of what is hot: {shown}"
     told = json.loads(command("top", "--once", "--json", "--interval-s", "0.05").stdout)
     assert told["stats"]["objects"] == 1
     assert "--json needs --once" in command("top", "--json", status=2).stderr

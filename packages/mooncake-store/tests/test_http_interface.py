@@ -89,7 +89,8 @@ def test_numbers_are_those_of_the_store(serve, store):
     assert segment["capacity_bytes"] == MIB
     report = http.get("/v1/report").json()
     assert report["stats"]["objects"] == 1
-    assert report["hot"][0]["nbytes"] == 5000
+    hot = report["hot"][0]
+    assert (hot["key"], hot["key_hex"], hot["nbytes"]) == ("a", "61", 5000)
     assert report["requests"]["Commit"]["count"] == 1
     assert http.get("/health").json() == {"status": "ok"}
     families = list(text_string_to_metric_families(http.get("/metrics").text))

@@ -2,16 +2,19 @@
 
 import gc
 import itertools
+import threading
+import time
 
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mooncake_store import StoreStats
+from mooncake_store import StoreStats, listing
 from mooncake_store.errors import KeyNotFound, StoreFull
 from mooncake_store.metrics import COUNTED, MasterCollector, StoreCollector
 from mooncake_store.telemetry import HotDigests, Latencies, cumulative, quantile_s
+from mooncake_store.telemetry.shown import name_of
 from mooncake_store.tiers.config import TierConfig
 
 MIB = 1 << 20
@@ -160,3 +163,46 @@ def test_a_client_shows_the_tiers_that_it_has_open(world, fast, tmp_path, eventu
     assert samples["mooncake_store_client_tier_written_total", tier.id] == 3
     assert samples["mooncake_store_client_tier_capacity_bytes", tier.id] == tier.room().capacity_bytes
     eventually(lambda: [shown.tier for shown in store.report().tiers] == [tier.id])
+
+
+def test_hot_objects_have_their_keys_for_clients_of_their_tenant_only(world, fast, eventually):
+    engine = world.engine()
+    master = world.store(engine)
+    owner = world.store(world.engine(), engine.address, lend=1 << 20)
+    red, blue = (
+        world.store(world.engine(), engine.address, config=msgspec.structs.replace(fast, tenant=name))
+        for name in ("red", "blue")
+    )
+    red.put("its key", b"1")
+    red.put(b"\xff\x00", b"2")
+    for _ in range(3):
+        assert red.get("its key") == b"1"
+        assert red.get(b"\xff\x00") == b"2"
+    assert {one.key for one in red.report().hot} == {b"its key", b"\xff\x00"}
+    assert {name_of(one) for one in red.report().hot} == {"its key", "hex ff00"}
+    for other in (blue, master, owner):
+        (first, _) = other.report().hot
+        assert first.key == b""
+        assert name_of(first) == f"digest {first.digest}"
+    red.remove("its key")  # it is known now, and nobody is asked
+    assert b"its key" in {one.key for one in red.report().hot}
+
+
+def test_an_owner_that_does_not_answer_does_not_keep_a_report_from_being_shown(world, monkeypatch):
+    engine = world.engine()
+    world.store(engine)
+    owner = world.store(world.engine(), engine.address, lend=1 << 20)
+    guest = world.store(world.engine(), engine.address)
+    guest.put("k", b"1")
+    assert guest.get("k") == b"1"
+    monkeypatch.setattr(listing, "NAMES_WAIT_S", 0.2)
+    go_on = threading.Event()
+    monkeypatch.setattr(owner._listing, "_names_here", lambda wanted: go_on.wait(5) and [])
+    try:
+        (hot,) = guest.report().hot
+        assert hot.key == b""
+        began_s = time.monotonic()
+        guest.report()  # it is not asked again so soon
+        assert time.monotonic() - began_s < 0.2
+    finally:
+        go_on.set()

@@ -143,6 +143,7 @@ def test_the_page_shows_the_store_and_follows_it(world, browser, store):
         store.get("b")
     browser.wait_for("document.querySelector('#tiles .tile b').innerText === '2'")
     assert "1.0 MiB" in text_of(browser, "#hot tbody tr")
+    assert text_of(browser, "#hot tbody td code") == "b"
     assert "3.0 MiB" in text_of(browser, "#tenants tbody tr")
     assert "Locate" in text_of(browser, "#requests")
     assert browser.run("return document.querySelectorAll('#charts svg.spark').length") == 4

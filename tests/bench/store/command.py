@@ -86,14 +86,10 @@ def _failover_rows(objects: int) -> Iterator[Row]:
     except FileNotFoundError as error:
         yield Row("store", what, "s", None, details={"absent": str(error)})
         return
-    details = {"fill_s": seen.fill_s, "elected_s": seen.elected_s}
-    target = Target(VALUE, at_most=2.0)
-    yield Row(
-        "store", f"{what}, from election to all found", "s", seen.found_s, target=target, details=details
-    )
-    yield Row(
-        "store", f"{what}, from kill -9 to all found", "s", seen.elected_s + seen.found_s, details=details
-    )
+    details = {"fill_s": seen.fill_s, "elected_s": seen.elected_s, "reads": seen.reads, "away": seen.away}
+    target, all_s = Target(VALUE, at_most=2.0), seen.elected_s + seen.found_s
+    yield Row("store", f"{what}, from kill -9 to all found", "s", all_s, target=target, details=details)
+    yield Row("store", f"{what}, of that from election to all found", "s", seen.found_s, details=details)
     for name, count in (("missing", seen.missing), ("wrong", seen.wrong)):
         yield Row("store", f"{what}, {name}", "objects", float(count), target=Target(VALUE, at_most=0.0))
 

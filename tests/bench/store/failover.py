@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -15,7 +16,7 @@ import numpy as np
 
 from mooncake_store import Store, StoreConfig
 from mooncake_store.cluster import Coordination, open_coordination
-from mooncake_store.errors import MasterUnreachable
+from mooncake_store.errors import LeaseExpired, MasterUnreachable
 from mooncake_transfer import Region, TransferEngine
 from mooncake_transfer.testing.registry_servers import etcd_server
 
@@ -27,6 +28,7 @@ BATCH = 5_000
 LEADER_TTL_S = 2.0  # the least that etcd gives
 DEADLINE_S = 120.0
 POLL_S = 0.005
+READ, READ_PAUSE_S = 128, 0.005
 CLIENT = StoreConfig(heartbeat_s=0.1, reconnect_max_s=0.05, connect_timeout_s=20.0)
 
 
@@ -39,7 +41,9 @@ class Failover:
         elected_s: from the kill to another leader.
         found_s: from then until every object was found.
         missing: objects that were not read afterwards.
-        wrong: objects whose bytes were not those that were put.
+        wrong: objects whose bytes were not those that were put, afterwards and all the time.
+        reads: values that readers have read and compared, from before the kill until all were found.
+        away: calls of theirs that ended with MasterUnreachable or LeaseExpired.
     """
 
     fill_s: float
@@ -47,6 +51,8 @@ class Failover:
     found_s: float
     missing: int
     wrong: int
+    reads: int
+    away: int
 
 
 def measure_failover(objects: int) -> Failover:
@@ -65,9 +71,50 @@ def measure_failover(objects: int) -> Failover:
         _fill(client, region, objects)
         fill_s = time.monotonic() - began_s
         _wait(lambda: len(owner._notices._ledger) == objects, "the owner's ledger")
-        elected_s, found_s = _kill_leader(coordination, masters, client, objects)
+        readers = [_Reader(client, engine.allocate(VALUE_BYTES * READ), objects, seed) for seed in range(2)]
+        with ExitStack() as reading:
+            for reader in readers:
+                reading.enter_context(reader)
+            _wait(lambda: all(reader.reads for reader in readers), "the first reads")
+            elected_s, found_s = _kill_leader(coordination, masters, client, objects)
         missing, wrong = _check(client, region, objects)
-    return Failover(fill_s, elected_s, found_s, missing, wrong)
+    wrong += sum(reader.wrong for reader in readers)
+    reads, away = (sum(getattr(reader, name) for reader in readers) for name in ("reads", "away"))
+    return Failover(fill_s, elected_s, found_s, missing, wrong, reads, away)
+
+
+class _Reader:
+    """Reads random objects on a thread of its own, and compares every byte, as long as this is entered."""
+
+    def __init__(self, client: Store, region: Region, objects: int, seed: int) -> None:
+        self.reads = self.wrong = self.away = 0
+        self._client, self._region, self._objects = client, region, objects
+        self._random = np.random.default_rng(seed)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._stop.wait(READ_PAUSE_S):
+            numbers = self._random.integers(0, self._objects, READ, dtype=np.uint64)
+            memory = np.frombuffer(self._region.view(), dtype=np.uint64).reshape(READ, -1)
+            memory[:] = np.iinfo(np.uint64).max
+            keys = [f"key-{number}" for number in numbers]
+            try:
+                good = self._client.batch_get_into(
+                    keys, self._region, np.arange(READ) * VALUE_BYTES, VALUE_BYTES
+                )
+            except (MasterUnreachable, LeaseExpired):
+                self.away += 1
+                continue
+            self.reads += sum(good)
+            self.wrong += int((np.array(good) & (memory != numbers[:, None]).any(axis=1)).sum())
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
 
 
 class _Master:

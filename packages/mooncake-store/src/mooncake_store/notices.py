@@ -166,6 +166,15 @@ class Notices:
         ((_, _, _, _, key, *_),) = read_records(frame)
         return key
 
+    def tenant_key(self, version: int, tenant: str) -> bytes:
+        """The same, but empty also when it is another tenant's."""
+        with self._changed:
+            frame = self._ledger.find(version)
+        if frame is None:
+            return b""
+        ((_, _, _, _, key, _, owner, *_),) = read_records(frame)
+        return key if owner == tenant else b""
+
     def parts(self) -> Iterator[bytes]:
         """The records of what lies in this client's segment, as frames, about 1 MiB at a time."""
         number = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mooncake_store import protocol
+from mooncake_store.listing import Listing
 from mooncake_store.membership import Membership
 from mooncake_store.notices import Notices, SegmentChange
 from mooncake_store.protocol import StoreReport, StoreStats
@@ -19,6 +20,7 @@ class Observing:
     _counters: ClientCounters
     _member: Membership
     _notices: Notices
+    _listing: Listing
 
     def on_evicted(self, handler: Callable[[list[bytes]], None]) -> None:
         """Call ``handler(keys)`` when values that lay in this store's segment, or that it put, have gone.
@@ -51,8 +53,14 @@ class Observing:
         return self._member.ask(protocol.GetStats(), StoreStats)
 
     def report(self, hot: int = 20) -> StoreReport:
-        """Everything that is shown of the whole store, with so many of the most read objects."""
-        return self._member.ask(protocol.GetReport(hot=hot), StoreReport)
+        """Everything that is shown of the whole store, with so many of the most read objects.
+
+        Those of this client's tenant have their keys, which the owners of the memory are asked for.
+        """
+        report = self._member.ask(protocol.GetReport(hot=hot), StoreReport)
+        if report.hot:
+            self._listing.named(report.hot)
+        return report
 
     def numbers(self) -> ClientNumbers:
         """What this client has done, and how long it took."""

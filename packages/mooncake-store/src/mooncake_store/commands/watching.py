@@ -20,7 +20,7 @@ from mooncake_store.grafana import dashboard as dashboard_json
 from mooncake_store.protocol import SegmentReport, StoreReport
 from mooncake_store.telemetry import quantile_s
 from mooncake_store.telemetry.shown import as_json as report_as_json
-from mooncake_store.telemetry.shown import fragmentation
+from mooncake_store.telemetry.shown import fragmentation, name_of
 from mooncake_transfer.cli.interval import Interval
 from mooncake_transfer.console import plain_console
 
@@ -139,7 +139,9 @@ def _segments(segments: list[SegmentReport]) -> Table:
 def _hot(report: StoreReport) -> Table:
     table = _table("hot object", "reads lately", "size")
     for one in report.hot:
-        table.add_row(one.digest, f"{one.reads:,}", "" if one.nbytes is None else _bytes(one.nbytes))
+        table.add_row(
+            escape(name_of(one)), f"{one.reads:,}", "" if one.nbytes is None else _bytes(one.nbytes)
+        )
     return table
 
 

@@ -13,6 +13,7 @@ from mooncake_store.protocol import HotObject, Reply, Request, SegmentReport, St
 __all__ = ["Reports"]
 
 MISSING = 2**64 - 1
+NO_SLOT = 2**32 - 1
 
 
 class Reports(Group):
@@ -76,4 +77,10 @@ class Reports(Group):
 
     def _hot(self, digest: bytes, reads: int) -> HotObject:
         nbytes = int.from_bytes(self.context.map.sizes(digest), "little")
-        return HotObject(digest=digest.hex(), reads=reads, nbytes=None if nbytes == MISSING else nbytes)
+        ((slot, version, *_),) = self.context.map.whereabouts(digest)
+        return HotObject(
+            digest=digest.hex(),
+            reads=reads,
+            nbytes=None if nbytes == MISSING else nbytes,
+            version=0 if slot == NO_SLOT else version,
+        )

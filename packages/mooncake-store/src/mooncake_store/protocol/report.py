@@ -65,11 +65,16 @@ class HotObject(msgspec.Struct, kw_only=True):
         digest: its name inside the master, in hexadecimal.
         reads: about how often it was read lately.
         nbytes: its size; None when it is not there any more.
+        version: which version of its key it is; 0 when it is not in memory.
+        key: its key, where the client that asks for the report may know it and an owner said; else empty. The
+            master keeps no keys: the client fills it in.
     """
 
     digest: str
     reads: int
     nbytes: int | None = None
+    version: int = 0
+    key: bytes = b""
 
 
 class TenantReport(msgspec.Struct, kw_only=True):

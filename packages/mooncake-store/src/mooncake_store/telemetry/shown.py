@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from mooncake_store.protocol import SegmentReport, StoreReport
+from mooncake_store.keys import shown_key
+from mooncake_store.protocol import HotObject, SegmentReport, StoreReport
 from mooncake_store.telemetry.latency import quantile_s
 
-__all__ = ["as_json", "fragmentation", "useful"]
+__all__ = ["as_json", "fragmentation", "name_of", "useful"]
 
 
 def fragmentation(segment: SegmentReport) -> float:
@@ -49,7 +50,7 @@ def as_json(report: StoreReport) -> dict[str, Any]:
             }
             for tier in report.tiers
         ],
-        "hot": [msgspec.structs.asdict(hot) for hot in report.hot],
+        "hot": [_hot(one) for one in report.hot],
         "requests": {
             name: {
                 "count": latency.count,
@@ -61,6 +62,21 @@ def as_json(report: StoreReport) -> dict[str, Any]:
             for name, latency in sorted(report.requests.items())
         },
     }
+
+
+def _hot(one: HotObject) -> dict[str, Any]:
+    return {
+        "digest": one.digest,
+        "key": shown_key(one.key) if one.key else None,
+        "key_hex": one.key.hex(),
+        "reads": one.reads,
+        "nbytes": one.nbytes,
+    }
+
+
+def name_of(one: HotObject) -> str:
+    """What people are shown: the key, in hexadecimal where it is no text; else the digest."""
+    return (shown_key(one.key) or f"hex {one.key.hex()}") if one.key else f"digest {one.digest}"
 
 
 def _finite(seconds: float | None) -> float | None:

@@ -165,7 +165,7 @@ function showHot(hot) {
   const most = Math.max(0, ...hot.map((one) => one.reads));
   const rows = hot.map((one) =>
     row(
-      element("td", { class: "text" }, element("code", {}, one.key ?? one.digest)),
+      element("td", { class: "text" }, element("code", {}, one.key ?? (one.key_hex ? `hex ${one.key_hex}` : `digest ${one.digest}`))),
       bar([["evictable", one.reads, `${one.reads} reads`]], most),
       count(one.reads),
       one.nbytes === null ? "not there" : bytes(one.nbytes),
