@@ -202,15 +202,20 @@ def redis_server(
     )
 
 
-def etcd_server(folder: Path, *, password: str = "", tls: TlsFiles | None = None) -> RegistryServer:
-    """An etcd of one node; with ``password``, its user ``root`` has that one and nobody else gets in."""
+def etcd_server(
+    folder: Path, *, password: str = "", tls: TlsFiles | None = None, options: Sequence[str] = ()
+) -> RegistryServer:
+    """An etcd of one node; with ``password``, its user ``root`` has that one and nobody else gets in.
+
+    ``options``: further ones of its command line.
+    """
     port = free_port()
     scheme = "http" if tls is None else "https"
     # A single node never talks to its peers, so any free port and a made-up address do.
     command = [find_program("etcd"), "--data-dir", ".", "--initial-cluster", "default=http://127.0.0.1:1"]
     command += ["--listen-peer-urls", "http://127.0.0.1:0", "--initial-advertise-peer-urls"]
     command += ["http://127.0.0.1:1", "--advertise-client-urls", f"{scheme}://127.0.0.1:{port}"]
-    command += ["--listen-client-urls", f"{scheme}://127.0.0.1:{port}", "--log-level", "warn"]
+    command += ["--listen-client-urls", f"{scheme}://127.0.0.1:{port}", "--log-level", "warn", *options]
     if tls is not None:
         command += ["--cert-file", tls.cert, "--key-file", tls.key]
         command += ["--trusted-ca-file", tls.ca, "--client-cert-auth"]
