@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -21,6 +21,7 @@ from mooncake_store import Store, StoreConfig, errors
 from mooncake_store.cluster import Coordination
 from mooncake_store.testing.steps import GET_STEPS, PUT_STEPS, Steps
 from mooncake_transfer import TransferEngine
+from mooncake_transfer.testing.registry_servers import SERVERS
 from mooncake_transfer.testing.stopping import stop_process, stopped_process
 
 LONG_S = 40.0
@@ -81,8 +82,17 @@ def settings(fast: StoreConfig) -> StoreConfig:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:{tmp_path / 'cluster'}"
+def url(
+    request: pytest.FixtureRequest, tmp_path: Path, require_program: Callable[[str], None]
+) -> Iterator[str]:
+    """Of a cluster at SQLite, or at what a test asks for."""
+    kind = getattr(request, "param", "sqlite")
+    if kind == "sqlite":
+        yield f"sqlite:{tmp_path / 'cluster'}"
+        return
+    require_program(kind)
+    with SERVERS[kind](tmp_path) as server:
+        yield f"{server.url}/cluster"
 
 
 @pytest.fixture
@@ -125,6 +135,7 @@ def stores(store: Store, key: str, value: bytes) -> bool:
         return False
 
 
+@pytest.mark.parametrize("url", ["sqlite", "etcd"], indirect=True)
 @pytest.mark.parametrize("victim", ["leader", "follower", "owner"])
 def test_a_process_killed_at_any_step_of_a_put_or_get(
     cluster: Cluster,

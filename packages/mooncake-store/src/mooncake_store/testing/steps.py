@@ -13,7 +13,7 @@ from mooncake_transfer.testing.compiled_calls import watched
 __all__ = ["GET_STEPS", "PUT_STEPS", "Steps"]
 
 PUT_STEPS = ("ask", "write", "conclude")
-GET_STEPS = ("ask", "read")
+GET_STEPS = ("ask", "read", "let_go")  # the last: all has moved, and the lease is about to end
 
 
 class Steps:
@@ -64,7 +64,7 @@ class Steps:
             self._calls += 1
         # A put asks twice, a get once.
         asks = ("ask",) if self._calls == 1 else ("conclude",)
-        found = {"call": asks, "begin": ("read", "write")}.get(what, ())
+        found = {"call": asks, "begin": ("read", "write"), "end": ("let_go",)}.get(what, ())
         if self._awaited in found and self._action is not None:
             self.compiled += 1
             self._act()

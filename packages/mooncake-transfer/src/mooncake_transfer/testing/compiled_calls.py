@@ -55,7 +55,8 @@ def table_of(capsule: object) -> CallsV1:
 
 
 def watched(capsule: object, before: Callable[[str], None]) -> object:
-    """A capsule for compiled code that does the same, after ``before("call" | "begin" | "finish")``.
+    """A capsule for compiled code that does the same, after
+    ``before("call" | "begin" | "finish" | "end")``.
 
     Kept for as long as the process lives.
     """
@@ -74,8 +75,12 @@ def watched(capsule: object, before: Callable[[str], None]) -> object:
         before("finish")
         return int(table.finish(*arguments))
 
-    functions = CALL(call), BEGIN(begin), FINISH(finish)
-    mine.call, mine.begin, mine.finish = functions
+    def end(run: Any) -> None:
+        before("end")
+        table.end(run)
+
+    functions = CALL(call), BEGIN(begin), FINISH(finish), DROP(end)
+    mine.call, mine.begin, mine.finish, mine.end = functions
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, (POINTER, ctypes.c_char_p, POINTER)
     made: object = make(ctypes.addressof(mine), NAME, None)
