@@ -81,7 +81,7 @@ void bind_grants(nb::module_& m) {
           [](const GrantTable& self, uint64_t id, uint64_t client) {
             const Grant* found = self.find(id, client);
             return found ? bytes_of(found->slots.data(), found->slots.size() * sizeof(uint32_t))
-                         : nb::bytes();
+                         : nb::bytes("", 0);
           },
           "id"_a, "client"_a, "The slots of a grant of the client; none when it has none of this id.")
       .def(

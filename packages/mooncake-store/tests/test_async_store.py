@@ -257,6 +257,33 @@ def test_a_session_that_was_cancelled_while_it_began_keeps_nothing(run, eventual
     run(use)
 
 
+def test_a_session_that_is_left_by_a_cancellation_ends_its_lease_though_it_had_to_wait(run, eventually):
+    async def use(store):
+        await store.put("a", b"1")
+        session, entered = await store.read_session(["a"]), asyncio.Event()
+        begun, go_on = threading.Event(), threading.Event()
+
+        async def read():
+            async with session:
+                entered.set()
+                await asyncio.to_thread(begun.wait, 20)
+
+        reading = asyncio.create_task(read())
+        await entered.wait()
+        assert store.store.stats().leases == 1
+        blocking = asyncio.create_task(store.run(lambda: (begun.set(), go_on.wait(20))))
+        await asyncio.to_thread(begun.wait, 20)
+        await asyncio.sleep(0)  # the exit waits for its turn now
+        reading.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await blocking
+        await asyncio.to_thread(eventually, lambda: store.store.stats().leases == 0)
+
+    run(use, threads=1)
+
+
 def test_an_asynchronous_store_opens_tiers(run, tmp_path):
     tier = open_tier(TierConfig(kind="directory", path=str(tmp_path / "tier"), capacity_bytes=1 << 20))
 

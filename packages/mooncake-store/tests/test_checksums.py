@@ -8,6 +8,7 @@ import xxhash
 from mooncake_store import PutPolicy, checksums, errors
 from mooncake_store._core import value_sums
 from mooncake_store.mover import Mover
+from mooncake_store.tiers.config import TierConfig
 from mooncake_transfer import TransferEngine
 from mooncake_transfer.errors import IntegrityError
 
@@ -219,3 +220,41 @@ def test_compiled_calls_stay_on_where_everything_is_compared(world, content):
     flip(owner, value)
     with pytest.raises(errors.KeyNotFound):
         guest.get_into("k", region, 0, MIB)
+
+
+def test_values_that_were_given_one_place_are_not_taken_for_damaged_ones(pair, world):
+    """b overwrites the end of a, each time it is read, and c that of b."""
+    _, guest = pair
+    region = world.region(guest.engine, bytes(MIB))
+    keys = ["a", "b", "c"]
+    for key in keys:
+        guest.put(key, key.encode() * 10_000)
+    guest.batch_get_into(keys, region, [0, 8000, 16_000], 10_000)
+    assert guest.numbers().differed_memory == 0
+    assert [guest.get(key) for key in keys] == [key.encode() * 10_000 for key in keys]
+
+
+def test_the_count_of_what_the_way_has_damaged_never_goes_down(pair, content):
+    owner, guest = pair
+    for number in range(3):
+        value = content(b"k%d" % number, 1, 5000)
+        guest.put(f"k{number}", value)
+        flip(owner, value)
+        with pytest.raises(errors.KeyNotFound):
+            guest.get(f"k{number}")
+        assert (guest.numbers().differed_memory, guest.numbers().differed_wire) == (number + 1, 0)
+
+
+def test_damaged_memory_is_not_written_to_a_tier_as_what_was_put(world, fast, tmp_path, content, eventually):
+    tier = TierConfig(kind="file", path=str(tmp_path / "tier"), capacity_bytes=16 * MIB, bucket_bytes=MIB)
+    owner = world.store(lend=4 * MIB, config=msgspec.structs.replace(fast, tiers=(tier,)))
+    damaged, sound = content(b"d", 1, 9000), content(b"s", 1, 9000)
+    owner.put("damaged", damaged)
+    owner.put("sound", sound)
+    flip(owner, damaged)
+    for key in ("damaged", "sound"):
+        owner.exist(key)
+        owner.batch_get_into([key], world.region(owner.engine, bytes(9000)), [0], 9000)
+    eventually(lambda: owner.report().tiers[0].records == 1)
+    owner._tiers._turn()
+    assert owner.report().tiers[0].records == 1

@@ -153,6 +153,36 @@ def test_reservations_that_ended_are_forgotten(master):
     assert not tiering._placed
 
 
+def test_nobody_else_s_commit_takes_away_what_is_known_of_a_reservation(master):
+    master.mount("tier")
+    reserved = master.reserve(b"key")
+    guess = protocol.Commit(reservation=reserved.reservation, failed=[], if_exists="replace", notices_seen=0)
+    assert master.ask(OWNER, guess).outcomes == b""
+    assert master.commit(reserved) == [Outcome.STORED]
+    assert master.offloads().digests == digest(b"key")
+
+
+def test_what_was_removed_since_it_was_read_leaves_no_ticket_behind(master):
+    master.mount("tier")
+    (tiering,) = (group for group in master.state.context.groups if type(group).__name__ == "Tiering")
+    master.put(b"key")
+    master.ask(WRITER, protocol.Remove(digests=digest(b"key")))
+    tiering._admit(digest(b"key"), OWNER, 2, master.now_s)  # as a read of before the removal is told late
+    assert not tiering._tickets
+
+
+@pytest.mark.parametrize("named", [(0, -1), (0, 1 << 64), (7, 1), (-1, 1)])
+def test_a_release_that_condemns_what_there_is_not_ends_its_lease(master, named):
+    master.put(b"key")
+    located = master.ask(WRITER, protocol.Locate(digests=digest(b"key")))
+    released = master.ask(WRITER, protocol.Release(lease=located.lease, condemned=[named]))
+    assert (released.expired, released.broken) == (False, [])
+    assert master.exists(b"key")
+    assert master.state.stats().leases == 0
+    master.evict_all()  # nothing holds it
+    assert not master.exists(b"key")
+
+
 def test_what_a_tier_does_not_name_when_it_comes_again_is_not_there(master):
     (tier,) = master.mount("tier")
     assert master.adopt(tier, (b"stays", 1, 1), (b"goes", 1, 2)) == [1, 1]

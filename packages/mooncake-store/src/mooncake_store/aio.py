@@ -220,10 +220,13 @@ class AsyncStore:
         self.stop_threads()
         self.store.close()
 
-    async def run(self, call: Callable[[], R], *, undo: Callable[[R], None] | None = None) -> R:
+    async def run(
+        self, call: Callable[[], R], *, undo: Callable[[R], None] | None = None, always: bool = False
+    ) -> R:
         """Run a blocking call on the store's threads, cancelled as every call here.
 
         Raises what it raises, and StoreClosed. ``undo`` gets the result of a call cancelled too late.
+        ``always``: a cancelled one runs all the same, as what ends a lease or a reservation has to.
         """
         try:
             running: Future[R] = self._pool.submit(call)
@@ -235,7 +238,7 @@ class AsyncStore:
         except asyncio.CancelledError:
             if running.cancelled() and not _being_cancelled():
                 raise StoreClosed("the asynchronous store was closed before this call had its turn") from None
-            if not running.cancel():
+            if always or not running.cancel():
                 await _settled(result)
                 if undo is not None and running.exception() is None:
                     self._pool.submit(undo, running.result())

@@ -27,7 +27,9 @@ Kind = type[BaseException] | None
 class Runs(Protocol):
     """Runs blocking calls off the event loop: :class:`AsyncStore`."""
 
-    async def run(self, call: Callable[[], R], *, undo: Callable[[R], None] | None = None) -> R:
+    async def run(
+        self, call: Callable[[], R], *, undo: Callable[[R], None] | None = None, always: bool = False
+    ) -> R:
         """What the call returns. See ``AsyncStore.run``."""
         ...
 
@@ -68,7 +70,7 @@ class AsyncReadSession:
         return self
 
     async def __aexit__(self, kind: Kind, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._store.run(functools.partial(self._session.__exit__, kind, error, trace))
+        await self._store.run(functools.partial(self._session.__exit__, kind, error, trace), always=True)
 
 
 class AsyncWriteSession:
@@ -102,7 +104,7 @@ class AsyncWriteSession:
         return self
 
     async def __aexit__(self, kind: Kind, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._store.run(functools.partial(self._session.__exit__, kind, error, trace))
+        await self._store.run(functools.partial(self._session.__exit__, kind, error, trace), always=True)
 
 
 class AsyncValueReader:
@@ -122,11 +124,11 @@ class AsyncValueReader:
 
     async def close(self) -> None:
         """See :meth:`ValueReader.close`."""
-        await self._store.run(self._reader.close)
+        await self._store.run(self._reader.close, always=True)
 
     async def give_up(self) -> None:
         """See :meth:`ValueReader.give_up`."""
-        await self._store.run(self._reader.give_up)
+        await self._store.run(self._reader.give_up, always=True)
 
     async def __aenter__(self) -> AsyncValueReader:
         return self
@@ -158,13 +160,13 @@ class AsyncValueBuffer:
 
     async def close(self) -> None:
         """See :meth:`ValueBuffer.close`."""
-        await self._store.run(self.value.close)
+        await self._store.run(self.value.close, always=True)
 
     async def __aenter__(self) -> ValueBuffer:
         return self.value
 
     async def __aexit__(self, kind: Kind, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._store.run(functools.partial(self.value.__exit__, kind, error, trace))
+        await self._store.run(functools.partial(self.value.__exit__, kind, error, trace), always=True)
 
 
 def _left(session: ReadSession | WriteSession) -> None:

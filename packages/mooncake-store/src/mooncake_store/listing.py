@@ -13,7 +13,7 @@ import msgspec
 
 from mooncake_store import protocol
 from mooncake_store._core import tenant_keys
-from mooncake_store._errors import NotAuthorised, OwnerUnreachable
+from mooncake_store._errors import NotAuthorised, OwnerUnreachable, StoreError
 from mooncake_store.keys import object_digests
 from mooncake_store.membership import Membership
 from mooncake_store.notices import Notices
@@ -26,6 +26,7 @@ __all__ = ["Listing"]
 
 Answer = Callable[[bytes, Caller], bytes]
 NAMES_WAIT_S = 1.0  # for an owner that is asked what something is called
+NAMES_IN_ALL_S = 2.0
 NAMES_AGAIN_S = 10.0  # after which what nobody named is asked for again
 MOST_NAMES = 4096
 
@@ -133,11 +134,19 @@ class Listing:
         unknown = self._names.fill(hot)
         if not unknown:
             return
-        for client, address, shown in self._member.ask(protocol.FindOwners(), protocol.Owners).owners:
+        try:
+            owners = self._member.ask(protocol.FindOwners(), protocol.Owners).owners
+        except StoreError as error:
+            log.debug("nobody says who could name what is hot: %s", error)
+            return
+        until_s = time.monotonic() + NAMES_IN_ALL_S
+        for client, address, shown in owners:
+            if time.monotonic() > until_s:
+                break
             wanted = NamesWanted(self._tenant, shown, [one.version for one in unknown])
             try:
                 keys = self._ask_names(client, address, wanted)
-            except (TransferError, msgspec.DecodeError) as error:
+            except (StoreError, TransferError, msgspec.DecodeError) as error:
                 log.debug("the owner at %s does not name what is hot there: %s", address, error)
                 continue
             for one, key in zip(unknown, keys, strict=False):

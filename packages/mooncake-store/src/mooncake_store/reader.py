@@ -249,14 +249,30 @@ class Reading:
         late = self._note(self._mover.read(memory, once_more, deadline_s, self._silent))
         second = self._wrong(memory, layout, sorted(first.keys() - late))
         self._differed |= second.keys()
-        for position, sum_ in second.items():
-            if first[position] == sum_:
-                segment = int(rows[rows[:, POSITION] == position][0, SEGMENT])
-                number = int(np.count_nonzero(self._in_memory[:position]))
-                self._condemned.append((number, segment))
-                self._membership.counters.differed(memory=1)
-        self._membership.counters.differed(wire=len(first) - len(self._condemned))
+        same = [p for p, sum_ in second.items() if first[p] == sum_ and self._lies_alone(layout, p)]
+        for position in same:
+            self._condemn(position, int(rows[rows[:, POSITION] == position][0, SEGMENT]))
+        self._membership.counters.differed(wire=len(first) - len(same))
         return second.keys() | late
+
+    def _condemn(self, position: int, segment: int) -> None:
+        found = int(np.count_nonzero(self._in_memory[:position])), segment
+        if found not in self._condemned:
+            self._condemned.append(found)
+            self._membership.counters.differed(memory=1)
+
+    def _lies_alone(self, layout: Layout, position: int) -> bool:
+        """Whether no other value of the batch was given some of its place, and has overwritten it."""
+        starts, ends = layout.offsets, layout.offsets + self.sizes
+        shares = self._in_memory & (starts < ends[position]) & (ends > starts[position])
+        return int(np.count_nonzero(shares)) == 1
+
+    def is_as_put(self, memory: LocalMemory, position: int, start: int, nbytes: int) -> bool:
+        """Whether the whole value that lies there is what was put, as far as its checksum is known."""
+        if self._sums is None or not self._sums[position]:
+            return True
+        found = sums_in(memory, np.array([start], dtype="<u8"), np.array([nbytes], dtype="<u8"))
+        return bool(found[0] == self._sums[position])
 
     def _wrong(self, memory: LocalMemory, layout: Layout, positions: list[int]) -> dict[int, int]:
         """Checksums of what has arrived of these, where they are not those of the values."""

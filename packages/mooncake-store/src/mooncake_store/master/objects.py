@@ -21,6 +21,7 @@ DEFAULT_POLICY = PutPolicy()
 SLOT_BYTES = 4
 SUM_BYTES = 8
 FULL = bytes([Outcome.FULL])
+MOST_SEGMENT = (1 << 64) - 1
 
 log = logging.getLogger(__name__)
 
@@ -202,14 +203,17 @@ class Objects(Group):
         grant = self._leases.take(request.lease, member.client)
         if grant is None:
             return protocol.Released(expired=True, broken=[])
-        if request.condemned:
+        try:
             self._condemn(grant.slots, request.condemned, member)
-        return protocol.Released(expired=False, broken=self._map.release(grant.slots))
+        finally:
+            broken = self._map.release(grant.slots)
+        return protocol.Released(expired=False, broken=broken)
 
     def _condemn(self, slots: bytes, condemned: list[tuple[int, int]], member: Member) -> None:
         known = np.frombuffer(slots, dtype="<u4").tolist()
         for position, segment in condemned:
-            if 0 <= position < len(known) and self._map.condemn(known[position], segment):
+            there = 0 <= position < len(known) and 0 <= segment <= MOST_SEGMENT
+            if there and self._map.condemn(known[position], segment):
                 told = (
                     "client %x read something else than was put from segment %x, which is not read any more"
                 )

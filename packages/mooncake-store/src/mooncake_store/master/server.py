@@ -130,11 +130,7 @@ class Master:
         """Answer a client that asks through the engine's channel. Raises MasterUnreachable after
         ``close()``.
         """
-        if self._gate is not None or isinstance(request, protocol.Authenticate):
-            with self._lock:
-                if self._pass(request, caller):
-                    return protocol.Done()
-        return self._handle(request, caller.connection, caller.address, None)
+        return self._handle(request, caller.connection, caller.address, None, caller)
 
     def _pass(self, request: Request, caller: Caller) -> bool:
         """Let a request in, or raise NotAuthorised; whether that is all there is to do."""
@@ -177,9 +173,17 @@ class Master:
         self.close()
 
     def _handle(
-        self, request: Request, connection: int, address: str, bell: Callable[[], None] | None
+        self,
+        request: Request,
+        connection: int,
+        address: str,
+        bell: Callable[[], None] | None,
+        caller: Caller | None = None,
     ) -> Reply:
         with self._lock:
+            # Under the same hold as what follows: somebody else may ask in the name of the same client.
+            if caller is not None and self._pass(request, caller):
+                return protocol.Done()
             if self._closed:
                 raise MasterUnreachable("the master in this process has been closed")
             self._require_office(request)

@@ -238,6 +238,8 @@ class Tiering(Group):
                 digests.append(digest)
                 keys.append(key)
                 versions.append(ticket[0])
+            elif ticket is not None:
+                del self._tickets[digest]
         packed = np.array(versions, dtype="<u8").tobytes()
         return tiers.Offloads(mounted=True, digests=b"".join(digests), keys=keys, versions=packed, drop=drop)
 
@@ -297,7 +299,8 @@ class Tiering(Group):
         owner = self._owners.get(client)
         if owner is None or owner.touches > touches or len(owner.queue) >= MAX_QUEUED:
             return
-        if digest not in self._tickets and digest not in self._records:
+        # Without its key nothing can be written.
+        if digest in self._keys and digest not in self._tickets and digest not in self._records:
             # Rising, as versions are, and not to be guessed: who names one may have the record read.
             self._last_ticket += 1
             self._tickets[digest] = (self._last_ticket << 32 | secrets.randbits(32), client)
@@ -346,7 +349,9 @@ class Tiering(Group):
         )
 
     def _commit(self, inner: Handler, request: protocol.Commit, member: Member, now_s: float) -> Reply:
-        placed = self._placed.pop(request.reservation, None)
+        # Of who asks: ids of reservations can be guessed.
+        mine = self.context.reservations.slots_of(request.reservation, member.client)
+        placed = self._placed.pop(request.reservation, None) if mine else None
         if placed is not None and placed.promoted:
             # What was replaced or removed since it was read from the tier must not come back.
             stale = [

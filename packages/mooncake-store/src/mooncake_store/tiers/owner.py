@@ -292,10 +292,14 @@ class TierOwner:
             memory = Registered(region)
             if parts:
                 reading.fetch_parts(memory, np.array(parts, dtype=np.uint64))
+        # What memory has damaged must not become good by the checksum that a tier gives it.
+        sound = [
+            (todo[i], start, n)
+            for i, start, n in chosen
+            if reading.good[i] and reading.is_as_put(memory, i, start, n)
+        ]
         try:
-            self._write(
-                [(todo[i], start, n) for i, start, n in chosen if reading.good[i]], region, todo, chosen
-            )
+            self._write(sound, region, todo, chosen)
         finally:
             self._let_go(memory)
         return todo[len(chosen) :]
