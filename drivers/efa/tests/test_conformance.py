@@ -37,9 +37,9 @@ class TestOverTcp(MovesBytes, Refuses, Fences, Notifies):
     """The suite, but for its parts that wait until a lost peer shows."""
 
     driver = "efa"
-    driver_options = OVER_TCP
-    quirks = Quirks(same_host_only=True, notices=True)
     # So many at once may take long on a busy machine.
+    driver_options = OVER_TCP | {"connect_timeout_s": 30.0, "dead_peer_timeout_s": 40.0}
+    quirks = Quirks(same_host_only=True, notices=True)
     test_one_engine_serves_sixty_four_peers = Grants.test_one_engine_serves_sixty_four_peers
 
 

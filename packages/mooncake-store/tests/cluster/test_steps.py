@@ -216,7 +216,14 @@ def test_a_client_killed_or_stopped_at_any_step_of_a_put_or_get(
         if not putting:
             eventually(partial(stores, store, key, content(key.encode(), 1, NBYTES)), LONG_S)
         child = child or world.child(**options)
-        reached = child.ask(do="wait_before", step=step, putting=putting, key=key, nbytes=NBYTES)
+        for _ in range(5):
+            reached = child.ask(do="wait_before", step=step, putting=putting, key=key, nbytes=NBYTES)
+            if reached["result"] == step:
+                break
+            # Its leader was followed by another on a busy machine, which may not know what was put last.
+            assert reached["result"] in ("refused", "missed")
+            if not putting:
+                eventually(partial(stores, store, key, content(key.encode(), 1, NBYTES)), LONG_S)
         assert reached["result"] == step
         compiled += reached["compiled"]
         if ends == "killed":
