@@ -13,7 +13,7 @@ import mooncake_store
 
 SOURCES = Path(mooncake_store.__file__).parent
 # The time in an event for others, and ages of files that several machines share.
-# The epoch of a master alone rises over restarts by it; set back, it costs records of tiers, and is never wrong.
+# The epoch of a master alone rises over restarts by it. Set back, it costs records of tiers.
 READ_WALL_CLOCK = {"kv_events/publisher.py", "master/server.py", "tiers/objects/directory.py"}
 SHIM = r"""
 #define _GNU_SOURCE
