@@ -424,6 +424,11 @@ void bind_members(nb::class_<Map>& map) {
           "end_adoption", [](Map& self) { self.core().end_adoption(); },
           "Refuse what still waits for another owner's word.")
       .def(
+          "await_ledgers", [](Map& self) { self.core().await_ledgers(); },
+          "From now on what leaves does not come back by a ledger that tells of it, or of an older version.")
+      .def(
+          "end_ledgers", [](Map& self) { self.core().end_ledgers(); }, "Remember no more what has left.")
+      .def(
           "start_above", [](Map& self, uint64_t version) { self.core().start_above(version); }, "version"_a,
           "Versions to come are above this one.")
       .def("records", &records, "member"_a, "most_bytes"_a,

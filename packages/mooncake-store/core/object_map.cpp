@@ -192,6 +192,7 @@ std::vector<uint8_t> ObjectMap::remove(std::span<const Digest> digests) {
   for (const Digest& digest : digests) {
     uint32_t at = index_.find(digest);
     there.push_back(at != kNoSlot);
+    departed_.note(digest, next_version_ - 1);
     if (at == kNoSlot) continue;
     ++counts_.removed;
     hide(at, kNoSlot);
@@ -201,6 +202,7 @@ std::vector<uint8_t> ObjectMap::remove(std::span<const Digest> digests) {
 
 uint64_t ObjectMap::remove_tenant(uint16_t tenant) {
   uint64_t before = counts_.removed;
+  departed_.note_tenant(tenant, next_version_ - 1);
   for (uint32_t at = 0; at < slots_.end(); ++at) {
     if (slots_[at].state != State::kCommitted || slots_[at].tenant != tenant) continue;
     ++counts_.removed;

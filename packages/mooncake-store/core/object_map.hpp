@@ -17,6 +17,7 @@
 #include "batches.hpp"
 #include "copies.hpp"
 #include "crowds.hpp"
+#include "departed.hpp"
 #include "order.hpp"
 #include "records.hpp"
 #include "segments.hpp"
@@ -46,6 +47,10 @@ class ObjectMap {
   // owner's word, too, waits for that until end_adoption(). False for bytes that are no frames.
   bool adopt(uint64_t segment, std::string_view frames, double now_s, Adoption& adoption);
   void end_adoption();
+  // From now on, until the end of this: what is removed, replaced or evicted does not come back by a ledger
+  // that tells of it, or of an older version.
+  void await_ledgers() { departed_.await(); }
+  void end_ledgers() { departed_.end(); }
   // Versions to come are above this one.
   void start_above(uint64_t version) { next_version_ = std::max(next_version_, version + 1); }
 
@@ -268,8 +273,9 @@ class ObjectMap {
   Crowds groups_{slots_}, sessions_{slots_};
   std::priority_queue<Pin, std::vector<Pin>, std::greater<>> pins_;
   std::unordered_map<uint32_t, RecordStream> streams_;
-  std::unordered_map<uint32_t, std::deque<Retired>> retired_;   // by owner
-  std::unordered_map<uint64_t, Waiting> waiting_;               // by version
+  std::unordered_map<uint32_t, std::deque<Retired>> retired_;  // by owner
+  std::unordered_map<uint64_t, Waiting> waiting_;              // by version
+  Departed departed_;
   std::unordered_map<uint32_t, std::deque<Arrival>> arrivals_;  // by owner
   std::unordered_map<uint32_t, Copy> copies_;                   // by the slot of their room
   std::unordered_set<uint32_t> copying_;                        // slots that are copied now

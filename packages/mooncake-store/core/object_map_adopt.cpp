@@ -50,7 +50,8 @@ void ObjectMap::adopt_one(uint16_t number, const RecordView& record, double now_
     take_record(frame, view);
     refuse(view, stray);
   }
-  if (before != kNoSlot && slots_[before].version > version) {
+  bool older = before != kNoSlot && slots_[before].version > version;
+  if (older || departed_.has(record.head.digest, tenant(record.tenant), version)) {
     ++adoption.refused;
     refuse(record, vouched);
     waiting_.erase(version);

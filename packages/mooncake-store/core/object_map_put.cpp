@@ -187,6 +187,7 @@ void ObjectMap::evict(uint32_t at) {
   }
   for (uint32_t member : leaving) {
     ++counts_.evicted;
+    departed_.note(slots_[member].digest, slots_[member].version);
     hide(member, kNoSlot);
   }
 }

@@ -220,6 +220,52 @@ def test_a_value_put_since_is_not_replaced_by_an_old_one(owners):
     assert owners.free_bytes() == 2 * SEGMENT - GRANULE
 
 
+def with_a_key_of_b(owners):
+    """A key that lies with B, which the next map does not know yet; A is there."""
+    assert owners.put(b"key", 5000, preferred=[100 + B]) is Outcome.STORED
+    owners.tell(A, B)
+    owners.fail_over(first_version=1 << 28)
+    owners.map.await_ledgers()
+    owners.come(A)
+
+
+def test_what_was_removed_before_its_owner_came_stays_removed(owners):
+    with_a_key_of_b(owners)
+    assert owners.map.remove(digest(b"key")) == b"\0"
+    assert owners.come(B) == [0, 0, 1]
+    assert not owners.where(b"key")
+
+
+def test_all_of_a_tenant_that_was_removed_before_its_owner_came_stays_removed(owners):
+    with_a_key_of_b(owners)
+    owners.map.remove_tenant(0)
+    assert owners.come(B) == [0, 0, 1]
+
+
+def test_an_older_value_does_not_come_back_when_the_younger_one_was_evicted(owners):
+    with_a_key_of_b(owners)
+    assert owners.put(b"key", 6000) is Outcome.STORED
+    owners.put(b"large", SEGMENT)  # it finds its room when the owner has confirmed what left for it
+    assert not owners.where(b"key")
+    assert owners.come(B) == [0, 0, 1]
+
+
+def test_who_comes_after_the_time_of_late_ledgers_is_believed(owners):
+    with_a_key_of_b(owners)
+    owners.map.remove(digest(b"key"))
+    owners.map.end_ledgers()
+    assert owners.come(B) == [1, 0, 0]
+
+
+def test_more_that_has_left_than_is_remembered_costs_values_and_brings_none_back(owners):
+    with_a_key_of_b(owners)
+    owners.map.remove(b"".join(number.to_bytes(16, "little") for number in range((1 << 20) + 1)))
+    assert owners.put(b"new", 5000) is Outcome.STORED
+    owners.map.remove(digest(b"key"))
+    assert owners.come(B) == [0, 0, 1]
+    assert owners.where(b"new")
+
+
 def test_versions_of_a_new_map_are_above_those_of_every_ledger(owners):
     for number in range(5):
         owners.put(b"key-%d" % number, 10)

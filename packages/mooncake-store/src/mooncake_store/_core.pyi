@@ -141,6 +141,14 @@ class ObjectMap:
     def end_adoption(self) -> None:
         """Refuse what still waits for another owner's word."""
 
+    def await_ledgers(self) -> None:
+        """
+        From now on what leaves does not come back by a ledger that tells of it, or of an older version.
+        """
+
+    def end_ledgers(self) -> None:
+        """Remember no more what has left."""
+
     def start_above(self, version: int) -> None:
         """Versions to come are above this one."""
 

@@ -11,6 +11,10 @@ from mooncake_store.protocol import Reply, Request
 
 __all__ = ["Adoption"]
 
+# For how long what has left is remembered, so that a late ledger does not bring it back: owners come as soon
+# as they have heard of the new master.
+REMEMBERED_TTLS = 10
+
 log = logging.getLogger(__name__)
 
 
@@ -20,6 +24,10 @@ class Adoption(Group):
     def __init__(self, context: MasterContext) -> None:
         super().__init__(context)
         self._adopted = 0
+        self._remembers = context.config.recovery
+        self._remembers_until_s: float | None = None
+        if self._remembers:
+            context.map.await_ledgers()
 
     def handlers(self) -> dict[type[Request], Handler]:
         """See Group."""
@@ -27,10 +35,21 @@ class Adoption(Group):
 
     def on_tick(self, now_s: float) -> None:
         """An owner that has not come by now is taken for dead: objects do not wait for its word any more."""
+        self._forget_what_left(now_s)
         end_s = self.context.adoption_ends_s
         if end_s is not None and now_s >= end_s:
             self.context.adoption_ends_s = None
             self.context.map.end_adoption()
+
+    def _forget_what_left(self, now_s: float) -> None:
+        """After a while an owner that has not come is taken for dead, and what it would tell for lost."""
+        if not self._remembers:
+            return
+        if self._remembers_until_s is None:
+            self._remembers_until_s = now_s + REMEMBERED_TTLS * self.context.config.client_ttl_s
+        if now_s >= self._remembers_until_s and self.context.adoption_ends_s is None:
+            self._remembers = False
+            self.context.map.end_ledgers()
 
     def next_deadline_s(self) -> float | None:
         """See Group."""
