@@ -18,10 +18,11 @@ F64: TypeAlias = NDArray[np.float64]
 I64: TypeAlias = NDArray[np.int64]
 
 # Algorithm 1 fetches a prefix when the best one is longer than the local one by more than this factor. The
-# paper adjusts it by hand and names no value; from 1 to 8 it moves the mean TTFT by less than 6 %.
+# paper adjusts it by hand and names no value; from 1 to 8 it moved the simulated mean TTFT of the conversation
+# trace, 8 and 8 instances, from 1.28 to 1.30 s.
 BALANCING_THRESHOLD = 2.0
 # SGLang's router: share of the prompt from which the cache decides, and the imbalance of request counts from
-# which it does not (documented defaults of its cache_aware policy).
+# which it does not. Its documented defaults as they are remembered: not compared with its source.
 SGLANG_CACHE_THRESHOLD = 0.3
 SGLANG_BALANCE_ABS = 64
 SGLANG_BALANCE_REL = 1.5
@@ -144,12 +145,18 @@ def sglang_cache_aware(view: View) -> int:
 
 
 def dynamo_cost(view: View) -> int:
-    """NVIDIA Dynamo's router: tokens to prefill, queue included, the overlap taken off with weight one."""
+    """The prefill term of NVIDIA Dynamo's router: tokens to prefill, queue included, less the overlap.
+
+    Its terms for decode blocks and for active requests are not there: this chooses among prefill instances.
+    """
     return int(np.argmin(view.queued + view.prompt - view.matched))
 
 
 def lmetric(view: View) -> int:
-    """LMETRIC (arXiv 2603.15202): tokens to prefill, queue included, times the batch."""
+    """LMETRIC (arXiv 2603.15202): tokens to prefill, queue included, times the batch.
+
+    The batch is that of prefill instances; the paper's decode in the same ones.
+    """
     return int(np.argmin((view.queued + view.prompt - view.matched) * (view.requests + 1)))
 
 

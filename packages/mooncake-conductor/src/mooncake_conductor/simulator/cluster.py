@@ -94,7 +94,7 @@ def _engine_of(policy: str) -> Callable[..., Any]:
 _draw = compiled(draw)
 
 
-# What _engine_of puts a policy in place of.
+# Never called: _engine_of puts a policy's functions in place of these two.
 def _choose(view: View) -> int:
     raise NotImplementedError
 
