@@ -18,11 +18,11 @@ F64: TypeAlias = NDArray[np.float64]
 I64: TypeAlias = NDArray[np.int64]
 
 # Algorithm 1 fetches a prefix when the best one is longer than the local one by more than this factor. The
-# paper adjusts it by hand and names no value; from 1 to 8 it moved the simulated mean TTFT of the conversation
-# trace, 8 and 8 instances, from 1.28 to 1.30 s.
+# paper adjusts it by hand and names no value; from 1 to 8 it moved the simulated mean TTFT of the
+# conversation trace, 8 and 8 instances, from 1.28 to 1.30 s.
 BALANCING_THRESHOLD = 2.0
 # SGLang's router: share of the prompt from which the cache decides, and the imbalance of request counts from
-# which it does not. Its documented defaults as they are remembered: not compared with its source.
+# which it does not. Its documented defaults, from memory: not compared with its source.
 SGLANG_CACHE_THRESHOLD = 0.3
 SGLANG_BALANCE_ABS = 64
 SGLANG_BALANCE_REL = 1.5
